@@ -158,14 +158,14 @@ def train_once(
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():  # of the model that has not learnt from validation samples
-                val_outputs = report.outputs_to_calibrate(trainer, loaders["val"])
+                val_answers = report.answers_to_calibrate(trainer, loaders["val"])
             final = trainer
             if cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
                     return Run(folder, exit_code, final.module.model)
             with final.ema_weights():
-                test, calibration, figures = report.test_model(final, loaders["test"], val_outputs)
+                test, calibration, figures = report.test_model(final, loaders["test"], val_answers)
                 report.save_model(folder, final, splits, calibration, state, test)
         except RuntimeError as error:
             report.explain_memory(error, trainer)

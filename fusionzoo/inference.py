@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial as bind
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -32,18 +33,18 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
+from fusionzoo.evaluation.measure import Answers, Figures, logits_of, measure
+from fusionzoo.evaluation.retrieval import relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating, keep_only
+from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
-from fusionzoo.training.calibrate import measure
-from fusionzoo.training.fit import measurable
+from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.speed import as_float32, choose_for_inference
@@ -231,35 +232,23 @@ def encode_batches(
 RETRIEVAL = "retrieval"
 
 
-def aligned_tensors(
-    model: FusionModel, batch: Batch, features: Mapping[str, Features]
-) -> dict[str, Tensor]:
-    """Return `aligned/<modality>` (B, D) and `present` (B, M); nothing without a common space."""
-    if not model.align:
-        return {}
-    present = dict(zip(features, batch.present.unbind(1), strict=True))
-    vectors = {
-        f"aligned/{name}": F.normalize(
+def aligned_vectors(model: FusionModel, features: Mapping[str, Features]) -> dict[str, Tensor]:
+    """Return each modality's unit vectors in the common space (B, D), if the model has one."""
+    present = {name: features[name].mask.any(1) for name in model.align or {}}
+    return {
+        name: F.normalize(
             project(features[name].pooled.masked_fill(~present[name][:, None], 0)).float()
-        ).cpu()
-        for name, project in model.align.items()
+        )
+        for name, project in (model.align or {}).items()
     }
-    columns = [present[name] for name in model.align]
-    return {**vectors, "present": torch.stack(columns, dim=1).cpu()}
 
 
-def retrieval_metrics(
-    tensors: Mapping[str, Tensor], ids: Sequence[str], dataset: PairedDataset
-) -> dict[str, Any]:
+def retrieval_metrics(answers: Answers, dataset: PairedDataset) -> dict[str, Any]:
     """Return `{"image_to_text": {"recall@1": {"mean": ..., "low": ..., "high": ...}}}`, or {}."""
-    aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
-    if len(aligned) < 2 or not any_pair(tensors["present"]):
+    if len(answers.aligned) < 2:
         return {}
-    labels = RelevanceLabels(dataset).of(ids)
-    content = {n.partition("/")[2]: x for n, x in labels.items() if n.startswith("content/")}
-    directions = retrieval_intervals(
-        aligned, tensors["present"], content=content, groups=labels.get(GROUP)
-    )
+    relevance = relevance_labels(dataset).of(answers.ids)
+    directions = replace(answers, relevance=relevance).retrieval(retrieval_intervals) or {}
     return {
         direction: {name: dict(x._asdict()) for name, x in figures.items()}
         for direction, figures in directions.items()
@@ -311,32 +300,17 @@ def evaluate(
     answers = collect_answers(model, dataset, cfg, "evaluate", chosen)
     calibrated = {}
     if model.calibration is not None:
-        has_any = torch.stack([*answers.present.values()]).any(0)
-        calibrated[CALIBRATION] = measure(
-            model.calibration,
-            model.answer_targets,
-            answers.logits[""][has_any],
-            answers.target[has_any],
+        has_any = answers.has_any(answers.present)
+        logits, labels = answers.fused[has_any], answers.target[has_any]
+        calibrated[CALIBRATION] = measure_calibration(
+            model.calibration, model.answer_targets, logits, labels
         )
-    nested = answer_metrics(tasks_of_model(model, answers.target), answers)
+    nested = nested_metrics(measure(tasks_of_model(model, answers.target), answers))
     nested |= calibrated | {SEEN: seen}
-    retrieval = retrieval_metrics(answers.aligned, answers.ids, dataset)
+    retrieval = retrieval_metrics(answers, dataset)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
 
 
-class Answers(NamedTuple):
-    """What a model answers to N labelled samples, in the order in which they were read."""
-
-    ids: list[str]
-    logits: dict[str, Tensor]  # fusion (`""`), `unimodal/<modality>`, `subsets/<names>`: (N, K)
-    calibrated: Tensor  # the fusion's logits divided by the temperatures, (N, K)
-    target: Tensor  # indices (N,), or numbers (N, C), NaN if missing
-    present: dict[str, Tensor]  # modality -> bool (N,)
-    aligned: dict[str, Tensor]  # see `aligned_tensors`
-    subsets: dict[str, frozenset[str]]  # name in `logits` -> the modalities that were given
-
-
-@torch.no_grad()
 def collect_answers(
     model: FusionModel,
     dataset: PairedDataset,
@@ -347,51 +321,51 @@ def collect_answers(
     """Answer samples that `labelled` returned, also given the `chosen` subsets of modalities."""
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
-    collected: dict[str, list[Tensor]] = {}
-    aligned: list[dict[str, Tensor]] = []
-    ids: list[str] = []
-    for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
-        logits = _every_logits(model, features, chosen)
-        rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
-        aligned.append(aligned_tensors(model, batch, features))
-        ids += batch.ids
-        calibrated = model.calibrate(logits[""].float(), features)
-        own = {"calibrated": calibrated, "target": labels[rows], "present": batch.present}
-        for name, tensor in {**logits, **own}.items():
-            collected.setdefault(name, []).append(tensor.cpu())
-    tensors = {name: torch.cat(parts) for name, parts in collected.items()}
-    calibrated, target, present = (tensors.pop(x) for x in own)
-    has = dict(zip(model.modalities, present.unbind(1), strict=True))
-    subsets_of = {f"subsets/{subset_label(names)}": names for names in chosen}
-    return Answers(ids, tensors, calibrated, target, has, _joined(aligned), subsets_of)
+    parts: list[Answers] = []
+    with torch.no_grad():
+        for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
+            fused, alone, given = logits_of(model, features, chosen)
+            rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
+            part = Answers(
+                target=labels[rows],
+                present=dict(zip(model.modalities, batch.present.unbind(1), strict=True)),
+                fused=fused,
+                alone=alone,
+                given=given,
+                aligned=aligned_vectors(model, features),
+                calibrated=model.calibrate(fused.float(), features),
+                ids=batch.ids,
+            )
+            parts.append(part.cpu())
+    return Answers.join(parts)
 
 
-def answer_metrics(tasks: Tasks, answers: Answers) -> dict[str, Any]:
+def nested_metrics(figures: Figures) -> dict[str, Any]:
     """Return the metrics of the fusion; under `unimodal` of each modality's own head, and under
     `subsets` of the fusion given these, among the samples that have one of them."""
-    present, target = answers.present, answers.target
-    every = torch.ones(len(target), dtype=torch.bool)
-    metrics = {}
-    for name, values in answers.logits.items():
-        group, _, modality = name.partition("/")
-        if group == "unimodal" and not present[modality].any():
-            continue
-        given = answers.subsets.get(name)
-        measured = torch.stack([present[x] for x in given]).any(0) if given else every
-        if given is None or measurable(tasks, target, measured):
-            metrics[name] = tasks.metrics(values[measured].float(), target[measured])
-    return _nested(metrics)
+    given = {subset_label(names): x for names, x in figures.given.items()}
+    below = {"unimodal": figures.alone, "subsets": given}
+    return {**figures.fused, **{name: x for name, x in below.items() if x}}
 
 
 def _retrieval_only(
     cfg: EvaluateConfig, model: FusionModel, dataset: PairedDataset
 ) -> dict[str, Any]:
     """Return the figures of a model that was trained without a target."""
-    aligned, ids, seen = [], [], report_seen(model, dataset)
+    seen = report_seen(model, dataset)
+    parts = []
     for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
-        aligned.append(aligned_tensors(model, batch, features))
-        ids += batch.ids
-    retrieval = retrieval_metrics(_joined(aligned), ids, dataset)
+        present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
+        nothing = torch.empty(len(batch.ids), 0)
+        part = Answers(
+            target=nothing,
+            present=present,
+            fused=nothing,
+            aligned=aligned_vectors(model, features),
+            ids=batch.ids,
+        )
+        parts.append(part.cpu())
+    retrieval = retrieval_metrics(Answers.join(parts), dataset)
     if not retrieval:
         raise FusionZooError(
             f"{dataset.source}: no sample has two modalities, so there is nothing to measure"
@@ -414,10 +388,6 @@ def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | N
     return seen
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
 def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
     """Write the metrics to `cfg.out`, if any, and return them."""
     if cfg.out:
@@ -425,28 +395,6 @@ def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, metrics)
     return metrics
-
-
-def _every_logits(
-    model: FusionModel, features: Mapping[str, Features], chosen: Sequence[frozenset[str]]
-) -> dict[str, Tensor]:
-    """Return logits (B, K): of the fusion (`""`), `unimodal/<modality>`, `subsets/<names>`."""
-    logits = {"": model.fuse(features).logits}
-    if model.heads is not None:
-        logits |= {f"unimodal/{name}": x for name, x in model.heads(features).items()}
-    for names in chosen:
-        logits[f"subsets/{subset_label(names)}"] = model.fuse(keep_only(features, *names)).logits
-    return logits
-
-
-def _nested(metrics: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    """Turn `{"": m, "unimodal/text": n}` into `{**m, "unimodal": {"text": n}}`."""
-    nested: dict[str, Any] = dict(metrics[""])
-    for name, values in metrics.items():
-        group, slash, key = name.partition("/")
-        if slash:
-            nested.setdefault(group, {})[key] = values
-    return nested
 
 
 def labelled(model: FusionModel, dataset: PairedDataset) -> PairedDataset:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,12 +14,13 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
+from fusionzoo.evaluation.measure import Given, logits_of
 from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures, encode
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Features, keep_only, seed_of
+from fusionzoo.structures import Features, seed_of
 from fusionzoo.training.multitask import Tasks
 
 from .bench import Bench, Condition, Job, conditions, damaged_rows, sample_scores, tasks_of
@@ -58,14 +59,12 @@ class Examiner:
         model.eval()
         test, weights = self.test_features(model), None
         model.fusion.cpu()
-        logits = predict(model, test)
-        scores = [self._scores(logits)]
+        subsets_of = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
+        logits, given = predict_given(model, test, subsets_of)
+        scores = [self._scores(x) for x in (logits, *given.values())]  # the full one first
         rows, lost_scores = [self._row(logits, "full")], None
+        rows += [self._row(x, subset_label(subset)) for subset, x in given.items()]
         if not self.job.shuffled:
-            for subset in subsets(self.modalities)[-2::-1]:  # the full one first, as in `scores`
-                masked = predict(model, keep_only(test, *subset))
-                scores.append(self._scores(masked))
-                rows.append(self._row(masked, subset_label(subset)))
             rows += self._broken_pairings(model, test, seed)
             if tests_damage_later(self.bench):
                 weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
@@ -220,18 +219,24 @@ def score_row(
     return {**labels, "severity": severity, "score": float(scores.mean()), **metrics}
 
 
-@torch.no_grad()
 def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:
     """Return the logits of all samples, (N, K)."""
-    count = len(next(iter(features.values())).mask)
+    return predict_given(model, features)[0]
+
+
+def predict_given(
+    model: FusionModel, features: Mapping[str, Features], subsets_of: Sequence[Given] = ()
+) -> tuple[Tensor, dict[Given, Tensor]]:
+    """Return the logits of all samples (N, K), and those given subsets of the modalities."""
     parts = []
-    for rows in torch.arange(count).split(256):
+    for rows in torch.arange(len(next(iter(features.values())).mask)).split(256):
         part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
-        parts.append(model.fuse(part).logits.float())
-    logits = torch.cat(parts)
-    if not logits.isfinite().all():
+        fused, _, given = logits_of(model, part, subsets_of)
+        parts.append([x.float() for x in (fused, *given.values())])
+    logits, *masked = (torch.cat(blocks) for blocks in zip(*parts, strict=True))
+    if not all(x.isfinite().all() for x in (logits, *masked)):
         raise FusionZooError("the logits of the test split are not finite")
-    return logits
+    return logits, dict(zip(subsets_of, masked, strict=True))
 
 
 def _all_rows(stored: StoredFeatures) -> Tensor:

@@ -33,6 +33,13 @@ TIE = 1e-6  # cosines this close count as ties, which worsen the relevant item's
 FEW = 32  # relevant items per query up to which counting is faster than sorting
 
 
+class Relevance(NamedTuple):
+    """Relevance labels of B samples."""
+
+    content: Mapping[str, Tensor] = {}  # modality -> int64 (B,); equal codes: equal content
+    groups: Tensor | None = None  # int64 (B,); equal codes: the same group
+
+
 class RelevanceLabels:
     """Relevance labels by sample: equal codes mean equal content, or the same group.
 
@@ -51,18 +58,17 @@ class RelevanceLabels:
         every = [*self.content.values(), *([] if self.groups is None else [self.groups])]
         return all(len(np.unique(x[x >= 0])) == int((x >= 0).sum()) for x in every)
 
-    def of(self, ids: Sequence[str]) -> dict[str, Tensor]:
-        """Return `content/<modality>` and `group` of some samples, int64 (B,).
+    def of(self, ids: Sequence[str]) -> Relevance:
+        """Return the labels of some samples.
 
         Nothing where each sample is the only item relevant to its query, which is faster to rank.
         """
         if self.all_distinct:
-            return {}
+            return Relevance()
         rows = [self._row_of[sample_id] for sample_id in ids]
-        named = {f"content/{name}": x for name, x in self.content.items()}
-        if self.groups is not None:
-            named[GROUP] = self.groups
-        return {name: torch.from_numpy(x[rows]) for name, x in named.items()}
+        content = {name: torch.from_numpy(x[rows]) for name, x in self.content.items()}
+        groups = None if self.groups is None else torch.from_numpy(self.groups[rows])
+        return Relevance(content, groups)
 
 
 def codes(cells: Any) -> Codes:

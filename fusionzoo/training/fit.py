@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.retrieval import GROUP, any_pair, relevance_labels, retrieval_figures
+from fusionzoo.evaluation.measure import Answers, measure
+from fusionzoo.evaluation.retrieval import relevance_labels, retrieval_figures
 from fusionzoo.fsdp import sharded
 from fusionzoo.processes import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext
@@ -41,83 +41,62 @@ def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = Fal
     the samples that have it; of the same samples, under `where_present`, those of its own head.
     Each process evaluates its own share, and no sample counts twice.
     """
-    return metrics_of(trainer.module, collect_outputs(trainer, loader, each_alone))
+    return metrics_of(trainer.module.tasks, collect_answers(trainer, loader, each_alone))
 
 
 @torch.no_grad()
-def collect_outputs(
+def collect_answers(
     trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False
-) -> dict[str, Tensor]:
-    """Return what the metrics of a split are computed from, of all processes: `target`, `logits/`.
-
-    Leaves the module in eval mode.
-    """
+) -> Answers:
+    """Return the answers to the samples of all processes. Leaves the module in eval mode."""
     trainer.share_statistics()
     trainer.heap.trim()
     module, cfg, world = trainer.module, trainer.cfg.train, trainer.world
     module.eval()
-    collected: dict[str, list[Tensor]] = {}
+    parts: list[Answers] = []
     for batch, counts in _equally_many(loader, module, world):
         batch = batch.to(world.device)
         with autocast(cfg, world.device):
             output: ObjectiveOutput = module(batch, each_alone=each_alone)
         if not counts:
             continue
-        tensors = _named_tensors(batch, output)
+        part = _answers(module, batch, output)
         if output.aligned and isinstance(loader.dataset, PairedDataset):
-            tensors |= relevance_labels(loader.dataset).of(batch.ids)
-        for name, tensor in tensors.items():
-            collected.setdefault(name, []).append(tensor)
+            part = replace(part, relevance=relevance_labels(loader.dataset).of(batch.ids))
+        parts.append(part)
         trainer.heap.after_batch()
-    shards = gather({name: torch.cat(parts).cpu() for name, parts in collected.items()}, world)
-    names = max(shards, key=len)
-    return {name: torch.cat([shard[name] for shard in shards if shard]) for name in names}
+    shards = gather(Answers.join(parts).cpu() if parts else None, world)
+    return Answers.join([shard for shard in shards if shard is not None])
 
 
-def _named_tensors(batch: Batch, output: ObjectiveOutput) -> dict[str, Tensor]:
-    """Name everything that the metrics of a split are computed from."""
+def _answers(module: Objective, batch: Batch, output: ObjectiveOutput) -> Answers:
     assert batch.target is not None
-    logits = {"": output.logits, **output.unimodal_logits}
-    return {
-        "target": batch.target,
-        "present": batch.present,
-        **{f"logits/{name}": x.float() for name, x in logits.items()},
-        **{f"given_only/{name}": x.float() for name, x in output.given_only.items()},
-        **{f"aligned/{name}": x.float() for name, x in output.aligned.items()},
-    }
+    return Answers(
+        target=batch.target,
+        present=dict(zip(module.model.encoders, batch.present.unbind(1), strict=True)),
+        fused=output.logits.float(),
+        alone={name: x.float() for name, x in output.unimodal_logits.items()},
+        given={frozenset([name]): x.float() for name, x in output.given_only.items()},
+        aligned={name: x.float() for name, x in output.aligned.items()},
+    )
 
 
-def metrics_of(module: Objective, tensors: dict[str, Tensor]) -> Metrics:
-    """Compute the metrics of a whole split from its outputs, see `collect_outputs`."""
-    tasks, target = module.tasks, tensors["target"]
-    metrics: Metrics = tasks.metrics(tensors["logits/"], target)
-    aligned = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("aligned/")}
-    if aligned and any_pair(tensors["present"]):
-        content = {n.partition("/")[2]: x for n, x in tensors.items() if n.startswith("content/")}
-        groups = tensors.get(GROUP)
-        metrics |= retrieval_figures(aligned, tensors["present"], content=content, groups=groups)
-    present = dict(zip(module.model.encoders, tensors["present"].unbind(1), strict=True))
-    measured = [name for name in module.heads.heads if bool(present[name].any())]
-    unimodal = {name: tasks.metrics(tensors[f"logits/{name}"], target) for name in measured}
-    metrics["unimodal"] = unimodal
-    given_only: Metrics = {}
+def metrics_of(tasks: Tasks, answers: Answers) -> Metrics:
+    """Compute the metrics of a whole split, see `evaluate`."""
+    figures = measure(tasks, answers)
+    metrics: Metrics = {**figures.fused, **(answers.retrieval(retrieval_figures) or {})}
+    metrics["unimodal"] = figures.alone
     where_present: Metrics = {}
-    for name, rows in present.items():
-        if f"given_only/{name}" not in tensors or not measurable(tasks, target, rows):
-            continue
-        given_only[name] = tasks.metrics(tensors[f"given_only/{name}"][rows], target[rows])
+    for names in figures.given:
+        (name,), rows = names, answers.has_any(names)
         head = {}
-        if name in unimodal:
-            head = tasks.metrics(tensors[f"logits/{name}"][rows], target[rows])
+        if name in figures.alone:
+            head = tasks.metrics(answers.alone[name][rows], answers.target[rows])
         where_present[name] = {"samples": int(rows.sum()), "of": len(rows), "unimodal": head}
-    if given_only:
+    if where_present:
+        given_only = {name: x for (name,), x in figures.given.items()}
         metrics |= {"given_only": given_only, "where_present": where_present}
     return metrics
-
-
-def measurable(tasks: Tasks, target: Tensor, rows: Tensor) -> bool:
-    """Whether each target has a label among these samples: targets of a split, (N,) bool."""
-    return bool(rows.any()) and not tasks.unlabelled(target[rows])
 
 
 def _equally_many(

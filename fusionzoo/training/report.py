@@ -16,7 +16,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fusionzoo.confidence import Calibration
@@ -28,6 +27,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.devices import is_out_of_memory, same_randomness
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.evaluation.measure import Answers
 from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded
@@ -39,7 +39,7 @@ from fusionzoo.trained_on import Results, Row, TrainedOn
 
 from .calibrate import calibrate, calibration_rows, measure
 from .checkpoint import State
-from .fit import Metrics, collect_outputs, metrics_of
+from .fit import Metrics, collect_answers, metrics_of
 from .multitask import Tasks
 from .optim import describe, group_rows
 from .tasks import NoTarget
@@ -68,9 +68,6 @@ def show_groups(folder: Path, trainer: Trainer, tracker: Tracker) -> None:
         write_json(folder / "groups.json", described)
 
 
-OUTPUTS = ("logits/", "target")  # of `collect_outputs`
-
-
 def check_saving(folder: Path, trainer: Trainer) -> None:
     """Save the model before its first step and load it again, so that no run ends with a folder
     that nothing can read; called by all processes, for they may share the weights."""
@@ -94,25 +91,27 @@ def check_saving(folder: Path, trainer: Trainer) -> None:
         )
 
 
-def outputs_to_calibrate(trainer: Trainer, loader: DataLoader[Batch]) -> dict[str, Tensor]:
-    """Return the outputs of the validation split, from which `test_model` calibrates answers; none
-    with `--train.calibrate none`."""
-    return {} if trainer.cfg.train.calibrate == "none" else collect_outputs(trainer, loader)
+def answers_to_calibrate(trainer: Trainer, loader: DataLoader[Batch]) -> Answers | None:
+    """Return the answers to the validation split, which `test_model` calibrates; None with
+    `--train.calibrate none`."""
+    return None if trainer.cfg.train.calibrate == "none" else collect_answers(trainer, loader)
 
 
 def test_model(
-    trainer: Trainer, loader: DataLoader[Batch], val: Mapping[str, Tensor]
+    trainer: Trainer, loader: DataLoader[Batch], val: Answers | None
 ) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
-    """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the outputs
-    of the validation split. Return the metrics, these, and their figures on the test split."""
-    test = collect_outputs(trainer, loader, reports_each_alone(trainer))
-    metrics = metrics_of(trainer.module, test)
+    """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
+    to the validation split. Return the metrics, these, and their figures on the test split."""
+    test = collect_answers(trainer, loader, reports_each_alone(trainer))
+    metrics = metrics_of(trainer.module.tasks, test)
     targets = trainer.module.model.answer_targets
-    if not val or not any(target.width for target in targets):
+    if val is None or not any(target.width for target in targets):
         return metrics, None, {}
     # A sample without any modality is answered by the prior, which needs no calibration.
     logits, labels, test_logits, test_labels = (
-        split[name][split["present"].any(1)] for split in (val, test) for name in OUTPUTS
+        x[split.has_any(split.present)]
+        for split in (val, test)
+        for x in (split.fused, split.target)
     )
     calibration = calibrate(targets, logits, labels, trainer.cfg.train.calibrate)
     return metrics, calibration, measure(calibration, targets, test_logits, test_labels)

@@ -496,7 +496,7 @@ def test_tested_models_learn_from_validation_samples_too_and_validated_ones_do_n
         bench = encoding.prepare(bench, dataset, tokens=False)
         fold, job = bench.folds[0], setup.Job("sum", 0, (0,), False, {"dim": 8}, {})
         expected = {*fold.train.tolist()} | ({*fold.val.tolist()} if refit else set())
-        assert {*bench.learned_rows(bench, fold).tolist()} == expected
+        assert {*setup.learned_rows(bench, fold).tolist()} == expected
         (result,) = jobs.run_job(bench, job)
         trained = jobs.train(bench, job, *jobs.build(bench, job))
         (weights,) = jobs.tested_weights(bench, job, trained)

@@ -12,6 +12,7 @@ from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import retrieval
 from fusionzoo.evaluation.retrieval import (
+    Relevance,
     RelevanceLabels,
     codes,
     direction_scores,
@@ -193,10 +194,10 @@ def test_content_is_compared_by_cells_of_the_table() -> None:
     ]
     dataset = create_dataset(rows)
     keys = RelevanceLabels(dataset)
-    texts = keys.of(["2", "0", "1"])["content/text"].tolist()
+    texts = keys.of(["2", "0", "1"]).content["text"].tolist()
     assert texts[1] == texts[2] != texts[0]
     assert not keys.all_distinct
-    assert RelevanceLabels(dataset.subset([1, 2])).of(["1"]) == {}
+    assert RelevanceLabels(dataset.subset([1, 2])).of(["1"]) == Relevance()
 
 
 def test_vectors_of_equal_numbers_have_equal_codes() -> None:

@@ -22,7 +22,7 @@ from fusionzoo.evaluation.geometry import (
     modality_gap,
     uniformity,
 )
-from fusionzoo.evaluation.retrieval import GROUP, RelevanceLabels, any_pair, retrieval_intervals
+from fusionzoo.evaluation.retrieval import Relevance, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.statistics import Interval, by_group, crossed
 
 from ..search.search import Samples
@@ -86,8 +86,7 @@ def read_sample(
     ids = [str(x) for x in _cells(file, "id", rows)]
     splits = [str(x or "") for x in _cells(file, "split", rows)]
     targets = [None if x is None else str(x) for x in _cells(file, "target", rows)]
-    codes = _codes(samples, ids)
-    content = {n.partition("/")[2]: x for n, x in codes.items() if n.startswith("content/")}
+    relevance = _relevance(samples, ids)
     if not any(x.any() for x in usable.values()):
         raise FusionZooError(f"{file.path}: no row has a vector")
     return EmbeddedSample(
@@ -100,8 +99,8 @@ def read_sample(
         vectors,
         usable,
         samples,
-        content,
-        codes.get(GROUP),
+        dict(relevance.content),
+        relevance.groups,
     )
 
 
@@ -112,10 +111,10 @@ def _cells(file: VectorFile, column: str, rows: NDArray[np.int64]) -> list[Any]:
     return [cells[row] for row in rows.tolist()]
 
 
-def _codes(samples: Samples, ids: list[str]) -> dict[str, Tensor]:
-    """Return codes of content and group, where the data can be opened and has these ids."""
+def _relevance(samples: Samples, ids: list[str]) -> Relevance:
+    """Return the relevance labels of samples, where the data can be opened and has these ids."""
     if samples.dataset is None or any(samples.row(sample_id) is None for sample_id in ids):
-        return {}
+        return Relevance()
     return RelevanceLabels(samples.dataset).of(ids)
 
 

@@ -15,19 +15,12 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.evaluation.measure import Answers, Figures, measurable, measure
 from fusionzoo.evaluation.shapley import subsets
-from fusionzoo.inference import (
-    Answers,
-    Settings,
-    answer_metrics,
-    collect_answers,
-    labelled,
-    tasks_of_model,
-)
+from fusionzoo.inference import Settings, collect_answers, labelled, tasks_of_model
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number, Target, join_words
-from fusionzoo.training.fit import measurable
 from fusionzoo.training.multitask import Tasks
 
 MAX_CLASSES = 20  # of a confusion matrix; of more, the most frequent confusions are listed
@@ -43,8 +36,9 @@ class Measured:
     model: FusionModel
     dataset: PairedDataset
     answers: Answers
+    calibrated: Tensor  # logits of the fusion divided by the temperatures, (N, K)
     tasks: Tasks
-    metrics: dict[str, Any]  # see `answer_metrics`
+    figures: Figures
     predictions: list[dict[str, Any]]  # by target: a Prediction, Labels or a number
 
     @classmethod
@@ -52,11 +46,12 @@ class Measured:
         """Answer the samples of `dataset` that have a label."""
         dataset = labelled(model, dataset)
         answers = collect_answers(model, dataset, cfg, "report", _chosen(list(model.modalities)))
-        tasks = tasks_of_model(model, answers.target)
+        calibrated, tasks = answers.calibrated, tasks_of_model(model, answers.target)
+        assert calibrated is not None
         single = [target.name for target in model.answer_targets] == ["target"]
-        decoded = model.decode(answers.calibrated)
+        decoded = model.decode(calibrated)
         predictions = [{"target": x} for x in decoded] if single else decoded
-        return cls(model, dataset, answers, tasks, answer_metrics(tasks, answers), predictions)
+        return cls(model, dataset, answers, calibrated, tasks, measure(tasks, answers), predictions)
 
     def labels(self) -> dict[str, tuple[Target, Tensor]]:
         """Return the encoded labels (N, C) of each target, NaN where they are missing."""
@@ -77,17 +72,14 @@ def _chosen(modalities: list[str]) -> list[frozenset[str]]:
 
 def given_table(measured: Measured) -> Table:
     """Return the metrics of the fusion given each subset of the modalities."""
-    answers, tasks, metrics = measured.answers, measured.tasks, measured.metrics
-    shown = [(name, title) for name, title in tasks.shown if name in metrics]
-    below = metrics.get("subsets", {})
+    answers, figures = measured.answers, measured.figures
+    shown = [(name, title) for name, title in measured.tasks.shown if name in figures.fused]
     lines = []
-    for label, names in answers.subsets.items():
-        figures = below.get(label.partition("/")[2])
-        count = int(torch.stack([answers.present[x] for x in names]).any(0).sum())
-        if figures:
-            ordered = [name for name in measured.model.modalities if name in names]
-            lines.append([", ".join(ordered), f"{count:,}", *_cells(figures, shown)])
-    everything = ["all modalities", f"{len(answers.ids):,}", *_cells(metrics, shown)]
+    for names, given in figures.given.items():
+        ordered = [name for name in measured.model.modalities if name in names]
+        count = int(answers.has_any(names).sum())
+        lines.append([", ".join(ordered), f"{count:,}", *_cells(given, shown)])
+    everything = ["all modalities", f"{len(answers.ids):,}", *_cells(figures.fused, shown)]
     header = ["given", "samples", *(title for _, title in shown)]
     return header, [*lines[:MAX_LINES], everything]
 
@@ -106,7 +98,7 @@ def presence_table(measured: Measured) -> Table | None:
         names = [name for name, is_in in zip(answers.present, has, strict=True) if is_in]
         cells = [", ".join(names) or "none", f"{int(chosen.sum()):,}"]
         if measurable(tasks, answers.target, chosen):
-            logits = answers.logits[""][chosen].float()
+            logits = answers.fused[chosen].float()
             cells += _cells(tasks.metrics(logits, answers.target[chosen]), shown)
         else:
             cells += [""] * len(shown)
@@ -185,7 +177,7 @@ def error_table(numbers: Mapping[str, tuple[Tensor, Tensor]]) -> Table:
 def worst(measured: Measured, most: int) -> list[tuple[int, float]]:
     """Return the samples with the largest losses, of those with a label: (place, loss)."""
     answers = measured.answers
-    losses = measured.tasks.criterion(answers.calibrated, answers.target).double()
+    losses = measured.tasks.criterion(measured.calibrated, answers.target).double()
     missing = torch.stack([x.isnan().any(1) for _, x in measured.labels().values()]).all(0)
     losses = losses.nan_to_num(nan=torch.inf).masked_fill(missing, -1)
     order = losses.argsort(descending=True, stable=True).tolist()[:most]

@@ -156,7 +156,7 @@ def notes(run: Run, measured: Measured | None, problem: str, *, is_test: bool) -
                 f" {seen['val']:,}: their figures are not those of new data."
             )
         tested, name = run.metrics["test"], measured.tasks.leading
-        now = measured.metrics.get(name, tested.get(name))
+        now = measured.figures.fused.get(name, tested.get(name))
         if is_test and name in tested and abs(now - tested[name]) > CHANGED * abs(tested[name]):
             yield (
                 f"On the data as they are now {name} is {now:.3f}, in the run's own test it was"

@@ -1,0 +1,135 @@
+"""Measure a model: its answers to a split, collected once, and all figures computed from them.
+
+Shapes: `N` samples, `K` logits and `C` label columns of all targets, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fusionzoo.model import FusionModel
+from fusionzoo.structures import Features, keep_only
+
+from .retrieval import Relevance, any_pair
+
+Metrics = dict[str, float]
+Given = frozenset[str]  # modalities, where the others are taken to be absent
+R = TypeVar("R")
+
+
+class Tasks(Protocol):
+    """What computes the metrics of a split (`training.multitask.Tasks`)."""
+
+    def metrics(self, logits: Tensor, target: Tensor) -> Metrics:
+        """Return the metrics of samples: (N, K), labels."""
+
+    def unlabelled(self, labels: Tensor) -> list[str]:
+        """Return the targets for which no sample has a label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a model answers to N labelled samples."""
+
+    target: Tensor  # indices (N,), or numbers (N, C), NaN if missing
+    present: dict[str, Tensor]  # modality -> bool (N,)
+    fused: Tensor  # logits of the fusion, (N, K)
+    alone: dict[str, Tensor] = field(default_factory=dict)  # modality -> those of its own head
+    given: dict[Given, Tensor] = field(default_factory=dict)  # those of the fusion given these
+    aligned: dict[str, Tensor] = field(default_factory=dict)  # modality -> common space, (N, D)
+    relevance: Relevance = Relevance()  # which samples' vectors belong together
+    calibrated: Tensor | None = None  # logits of the fusion divided by the temperatures, (N, K)
+    ids: list[str] = field(default_factory=list)
+
+    @classmethod
+    def join(cls, parts: Sequence[Answers]) -> Answers:
+        """Join the answers to batches, which have the same modalities and subsets."""
+        return cls(
+            **{x.name: _joined([getattr(part, x.name) for part in parts]) for x in fields(cls)}
+        )
+
+    def cpu(self) -> Answers:
+        """Return the answers in main memory."""
+        return Answers(**{x.name: _mapped(Tensor.cpu, getattr(self, x.name)) for x in fields(self)})
+
+    def has_any(self, modalities: Collection[str]) -> Tensor:
+        """Return which samples have one of these modalities, bool (N,)."""
+        return torch.stack([self.present[name] for name in modalities]).any(0)
+
+    def retrieval(self, figures_of: Callable[..., R]) -> R | None:
+        """Return `retrieval_figures` or `retrieval_intervals` of the common space; None without
+        one, or where no sample has two modalities."""
+        if len(self.aligned) < 2:
+            return None
+        present = torch.stack([self.present[name] for name in self.aligned], dim=1)
+        if not any_pair(present):
+            return None
+        return figures_of(self.aligned, present, **self.relevance._asdict())
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join tensors by their rows, lists by their items, and what holds them by name."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat([*parts])
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, Relevance):
+        return Relevance(*map(_joined, zip(*parts, strict=True)))
+    return [item for part in parts for item in part] if isinstance(first, list) else first
+
+
+def _mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Relevance):
+        return Relevance(*(_mapped(change, x) for x in tree))
+    if isinstance(tree, dict):
+        return {name: _mapped(change, x) for name, x in tree.items()}
+    return tree
+
+
+@torch.no_grad()
+def logits_of(
+    model: FusionModel, features: Mapping[str, Features], given: Collection[Given] = ()
+) -> tuple[Tensor, dict[str, Tensor], dict[Given, Tensor]]:
+    """Return logits (B, K): of the fusion, of each modality's own head, of the fusion given each
+    of these subsets of the modalities."""
+    alone = {} if model.heads is None else model.heads(features)
+    subsets = {names: model.fuse(keep_only(features, *names)).logits for names in given}
+    return model.fuse(features).logits, alone, subsets
+
+
+class Figures(NamedTuple):
+    """The metrics of a split."""
+
+    fused: Metrics
+    alone: dict[str, Metrics]  # of each modality's own head, unless no sample has the modality
+    given: dict[Given, Metrics]  # of the fusion given these, among the samples that have one
+
+
+def measure(tasks: Tasks, answers: Answers) -> Figures:
+    """Compute the metrics of the fusion, of the modalities' heads and of subsets."""
+    target = answers.target
+    fused = tasks.metrics(answers.fused.float(), target)
+    alone = {
+        name: tasks.metrics(logits.float(), target)
+        for name, logits in answers.alone.items()
+        if answers.present[name].any()
+    }
+    given = {}
+    for names, logits in answers.given.items():
+        rows = answers.has_any(names)
+        if measurable(tasks, target, rows):
+            given[names] = tasks.metrics(logits[rows].float(), target[rows])
+    return Figures(fused, alone, given)
+
+
+def measurable(tasks: Tasks, target: Tensor, rows: Tensor) -> bool:
+    """Whether each target has a label among these samples: labels of a split, bool (N,)."""
+    return bool(rows.any()) and not tasks.unlabelled(target[rows])
