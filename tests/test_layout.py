@@ -38,6 +38,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
         "features",
         "features_frozen",
         "graphs",
+        "html",
         "hub",
         "identity",
         "inputs",

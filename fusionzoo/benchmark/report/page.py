@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import math
 import re
@@ -22,7 +19,8 @@ from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.robustness import subsets
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
-from fusionzoo.files import replacing, without_formulas, write_text
+from fusionzoo.files import replacing, write_text
+from fusionzoo.html.template import Table, csv_text, template
 
 from ..bench import metric_named
 from ..candidates import ALONE, is_single
@@ -46,7 +44,6 @@ from .results import (
     reliability_of,
     row_label,
     severities,
-    thousands,
 )
 from .summary import parquet_rows
 from .verdict import incomplete, pairwise
@@ -55,6 +52,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+PACKAGE = "fusionzoo.benchmark.report"  # of the pages
 HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 
 
@@ -279,36 +277,29 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
 
 
-Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
-
-
 def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
     """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
     metric = str(figures["metric"])
     facts = {candidate.name: candidate.facts for candidate in summary.candidates}
     lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
     columns, cells = page_table(lines, metric)
-    text = (
-        environment()
-        .get_template("page.html")
-        .render(
-            figures=figures,
-            title=data_title(summary.bench.cfg.data),
-            metric=metric_name(metric),
-            points=metric_named(metric).share,
-            difference=metric_named(metric).difference,
-            columns=columns,
-            rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
-            sections=sections(summary, metric),
-            heat=heat_map(summary, figures.get("shapley", {})),
-            needs_table=needs_table,
-            stages=stage_rows(figures, laps),
-            presence=presence_table(figures),
-            minutes=minutes(laps),
-            minutes_table=(["part", "seconds"], laps),
-            ece_note=ECE_NOTE,
-            version=__version__,
-        )
+    text = template("page.html", PACKAGE).render(
+        figures=figures,
+        title=data_title(summary.bench.cfg.data),
+        metric=metric_name(metric),
+        points=metric_named(metric).share,
+        difference=metric_named(metric).difference,
+        columns=columns,
+        rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
+        sections=sections(summary, metric),
+        heat=heat_map(summary, figures.get("shapley", {})),
+        needs_table=needs_table,
+        stages=stage_rows(figures, laps),
+        presence=presence_table(figures),
+        minutes=minutes(laps),
+        minutes_table=(["part", "seconds"], laps),
+        ece_note=ECE_NOTE,
+        version=__version__,
     )
     return str(text)
 
@@ -361,54 +352,6 @@ def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) ->
             ]
         )
     return rows
-
-
-def environment() -> Any:
-    """Return the Jinja environment of the templates in this folder."""
-    from jinja2 import Environment, PackageLoader
-
-    jinja = Environment(
-        loader=PackageLoader("fusionzoo.benchmark.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    jinja.filters |= {"csv": data_link, "thousands": thousands}
-    jinja.filters |= {"code": code, "breakable": breakable}
-    return jinja
-
-
-def code(words: str) -> Any:
-    """Show text between backticks as code, as Markdown does, and escape the rest."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
-
-
-def breakable(name: str) -> Any:
-    """Let a browser break a long name after underscores and plus signs."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"([_+])", r"\1<wbr>", str(escape(name))))
-
-
-def data_link(table: Table) -> str:
-    """Return a link that contains a table as CSV, so that the page stays one file.
-
-    Six digits of each number: all of them would double the size of the page.
-    """
-    header, rows = table
-    short = [[f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows]
-    return "data:text/csv;base64," + base64.b64encode(csv_text(header, short).encode()).decode()
-
-
-def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table as CSV, whose cells no spreadsheet program runs as formulas."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in (header, *rows):
-        writer.writerow([without_formulas(x) if isinstance(x, str) else x for x in row])
-    return out.getvalue()
 
 
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
@@ -641,10 +584,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         header, rows = text_table(self.figures["leaderboard"], self.figures["metric"])
-        template = environment().get_template("notebook.html")
-        return str(
-            template.render(figures=self.figures, header=header, rows=rows, page=str(self.page))
-        )
+        shown = template("notebook.html", PACKAGE)
+        page = str(self.page)
+        return str(shown.render(figures=self.figures, header=header, rows=rows, page=page))
 
     def _repr_markdown_(self) -> str:
         return (self.folder / "table.md").read_text(encoding="utf-8")
@@ -772,7 +714,5 @@ def _page(
 ) -> str:
 
     svg = plots.critical_difference(names, ranking)
-    template = environment().get_template("combined.html")
-    return str(
-        template.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__)
-    )
+    page = template("combined.html", PACKAGE)
+    return str(page.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__))

@@ -20,9 +20,9 @@ from fusionzoo.config.schema import Count, option
 from fusionzoo.errors import FusionZooError, __version__, print_table
 from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
+from fusionzoo.html.template import template
 from fusionzoo.plugins import load_plugins
 
-from ..audit.page import template
 from ..search.search import Samples, open_samples
 from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (

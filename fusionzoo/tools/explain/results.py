@@ -12,10 +12,10 @@ from typing import Any
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, __version__
 from fusionzoo.files import replacing, without_formulas, write_json, write_text
+from fusionzoo.html.template import template
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
 
-from ..audit.page import template
 from .parts import Part
 from .views import bar, view
 

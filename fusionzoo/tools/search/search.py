@@ -23,13 +23,14 @@ from fusionzoo.datasets.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, __version__, did_you_mean, one_line, print_table
 from fusionzoo.files import write_json, write_text
+from fusionzoo.html.samples import show_sample
+from fusionzoo.html.template import template
 from fusionzoo.inputs import data_settings, in_memory, read_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.build import open_dataset
 
-from ..audit.page import show_sample, template
 from .index import Index, UnevenRowsError, open_index
 from .vectors import (
     ALIGNED,
