@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import fusionzoo as fz
-from fusionzoo.benchmark.report.page import combine, page
+from fusionzoo.benchmark.report.combine import combine
+from fusionzoo.benchmark.report.page import page
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.cli import main
 from helpers.planted import candidate, summary
@@ -40,7 +41,6 @@ const refused = [];
 document.addEventListener("securitypolicyviolation", (e) => refused.push(e.violatedDirective));
 addEventListener("error", (e) => refused.push(String(e.message)), true);
 addEventListener("DOMContentLoaded", () => {
-  document.querySelector("a[download]")?.click();
   for (const player of document.querySelectorAll("audio")) player.preload = "auto";
 });
 addEventListener("load", () => {
