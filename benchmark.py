@@ -47,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def start(cfg: BenchmarkConfig) -> int:
     """Compare strategies, or combine finished reports; return the exit code."""
     if cfg.combine:
-        from fusionzoo.benchmark.report.page import combine
+        from fusionzoo.benchmark.report.combine import combine
 
         return combine(cfg.combine, Path(cfg.out))
     load_plugins(cfg.plugins)

@@ -115,7 +115,7 @@ TABLES = (
         f"python benchmark.py --combine '[{', '.join(f'results/benchmark/{x}' for x in REPORTS)}]'"
         " --out results/benchmark/all",
         (
-            "fusionzoo/benchmark/report/page.py",
+            "fusionzoo/benchmark/report/combine.py",
             *(f"results/benchmark/{name}/summary.json" for name in REPORTS),
         ),
     ),

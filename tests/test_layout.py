@@ -37,6 +37,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
         "confidence",
         "features",
         "graphs",
+        "html",
         "hub",
         "inputs",
         "loading",

@@ -14,11 +14,11 @@ from fusionzoo.benchmark import api, candidates, jobs, schedule, store
 from fusionzoo.benchmark.bench import Bench, Job, damaged_rows, open_bench
 from fusionzoo.benchmark.feeds import SEVERITY, ProbeFeed, damaged_modalities, replace_rows
 from fusionzoo.benchmark.prepare import prepare
-from fusionzoo.benchmark.report.page import breakable
 from fusionzoo.benchmark.report.results import lost_area
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupt
 from fusionzoo.features.cache import feature_cache
+from fusionzoo.html.template import breakable
 from fusionzoo.structures import Features, seed_of
 from helpers import planted
 from helpers.setup_benchmark import small

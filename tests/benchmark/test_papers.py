@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fusionzoo.benchmark import api, store
-from fusionzoo.benchmark.report import page
+from fusionzoo.benchmark.report import combine, page, tables
 from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.benchmark.schedule import read_shard
@@ -54,7 +54,7 @@ def test_others_figures_stand_in_their_places_and_are_marked(others: Path) -> No
         *("MulT & friends (paper)", "gmu", "sum", "alone:image", "older")
     ]
     assert [line["kind"] == EXTERNAL for line in lines] == [True, False, False, False, True]
-    text = page.markdown({**measured, "leaderboard": lines})
+    text = tables.markdown({**measured, "leaderboard": lines})
     assert "| MulT & friends (paper) | external | 0.912 | 0.900 to 0.920 |" in text
     assert "Tsai et al. 2019" in text
 
@@ -112,7 +112,7 @@ def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
 ) -> None:
     measured = planted()
     lines = with_external(measured["leaderboard"], read_external(others, "accuracy", []))
-    text = page.latex({**measured, "leaderboard": lines}, ["strategy", "metric", "source"])
+    text = tables.latex({**measured, "leaderboard": lines}, ["strategy", "metric", "source"])
     rows = text.partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
     assert rows[0] == r"MulT \& friends (paper) & \textbf{0.912} & Tsai et al. 2019 \\"
     assert rows[1] == r"gmu & 0.805 &  \\"
@@ -139,7 +139,7 @@ def test_combined_ranks_are_a_table_for_a_paper_too(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         text = json.dumps(page._without_nan(shown))
         (tmp_path / name / "summary.json").write_text(text)
-    assert page.combine([str(tmp_path / name) for name in "ab"], tmp_path / "out") == 0
+    assert combine.combine([str(tmp_path / name) for name in "ab"], tmp_path / "out") == 0
     table = (tmp_path / "out" / "table.tex").read_text()
     assert r"gmu & \textbf{1.00} & \textbf{0.805} & \textbf{0.805} \\" in table
     assert r"\caption{Over 2 data sets" in table

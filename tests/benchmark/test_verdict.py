@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fusionzoo.benchmark.report.page import environment, page
+from fusionzoo.benchmark.report.page import page
 from fusionzoo.benchmark.report.results import Summary, Validation, choose
 from fusionzoo.benchmark.report.summary import controls
 from fusionzoo.benchmark.report.verdict import figures, tied_with_leader, verdict
+from fusionzoo.html.template import code
 from helpers.planted import CLASSES, ITEMS, TARGET, candidate, summary
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
@@ -238,8 +239,7 @@ def test_the_report_states_that_no_controls_were_run() -> None:
 
 
 def test_html_shows_names_as_code_and_escapes_the_rest() -> None:
-    template = environment().from_string("{{ words | code }}")
-    assert template.render(words="`gmu` <0.001") == "<code>gmu</code> &lt;0.001"
+    assert code("`gmu` <0.001") == "<code>gmu</code> &lt;0.001"
 
 
 def test_planted_strategies_are_right_as_often_as_planted() -> None:

@@ -348,7 +348,6 @@ def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     main(["data", "check", str(planted[0]), "--html", str(path)])
     page = path.read_text(encoding="utf-8")
-    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
     assert page.count("data:image/jpeg;base64,") > 20
     assert page.count('class="wave"') > 20
     for finding in planted[2].findings:

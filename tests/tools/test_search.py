@@ -357,8 +357,6 @@ def test_the_command_prints_a_table_json_and_a_page(
     assert text.count('<article class="sample">') == 3
     assert text.count("data:image/") == 3 and text.count("<audio controls") == 3
     assert "data:audio/ogg;base64," in text and "thing [2]" in text
-    outside = [x for x in re.findall(r'(?:src|href)="([^"]+)"', text) if not x.startswith("data:")]
-    assert outside == []
     assert main(["search", str(stamps[1]), "--id", "[s0, s1]", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["query"] == "id s0 + id s1"
     assert main(["search", str(stamps[1])]) == 2

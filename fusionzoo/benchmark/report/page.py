@@ -1,13 +1,9 @@
-"""Write the report: index.html and the tables beside it; combine several reports."""
+"""Write the report: index.html and the tables beside it; read that of an earlier run."""
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import math
-import re
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusionzoo.cells import without_formulas
 from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
-from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import subsets
-from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
-from fusionzoo.files import replacing, write_text
+from fusionzoo.evaluation.statistics import rank
+from fusionzoo.files import write_text
+from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from ..candidates import ALONE, is_single
 from ..clock import read_laps
 from . import plots
-from .leaderboard import ECE_NOTE, EXTERNAL, TERMINAL, page_table, paper_table, text_table
+from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
@@ -49,15 +44,15 @@ from .results import (
     reliability_of,
     row_label,
     severities,
-    thousands,
 )
-from .summary import parquet_rows
+from .tables import costs, latex, markdown, write_parquet
 from .verdict import incomplete, pairwise
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+PACKAGE = "fusionzoo.benchmark.report"  # of the pages
 HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 
 
@@ -282,36 +277,29 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
 
 
-Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
-
-
 def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
     """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
     metric = str(figures["metric"])
     facts = {candidate.name: candidate.facts for candidate in summary.candidates}
     lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
     columns, cells = page_table(lines, metric)
-    text = (
-        environment()
-        .get_template("page.html")
-        .render(
-            figures=figures,
-            title=data_title(summary.bench.cfg.data),
-            metric=metric_name(metric),
-            points=metric_named(metric).share,
-            difference=metric_named(metric).difference,
-            columns=columns,
-            rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
-            sections=sections(summary, metric),
-            heat=heat_map(summary, figures.get("shapley", {})),
-            needs_table=needs_table,
-            stages=stage_rows(figures, laps),
-            presence=presence_table(figures),
-            minutes=minutes(laps),
-            minutes_table=(["part", "seconds"], laps),
-            ece_note=ECE_NOTE,
-            version=__version__,
-        )
+    text = template("page.html", PACKAGE).render(
+        figures=figures,
+        title=data_title(summary.bench.cfg.data),
+        metric=metric_name(metric),
+        points=metric_named(metric).share,
+        difference=metric_named(metric).difference,
+        columns=columns,
+        rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
+        sections=sections(summary, metric),
+        heat=heat_map(summary, figures.get("shapley", {})),
+        needs_table=needs_table,
+        stages=stage_rows(figures, laps),
+        presence=presence_table(figures),
+        minutes=minutes(laps),
+        minutes_table=(["part", "seconds"], laps),
+        ece_note=ECE_NOTE,
+        version=__version__,
     )
     return str(text)
 
@@ -366,57 +354,6 @@ def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) ->
     return rows
 
 
-def environment() -> Any:
-    """Return the Jinja environment of the templates in this folder."""
-    from jinja2 import Environment, PackageLoader
-
-    jinja = Environment(
-        loader=PackageLoader("fusionzoo.benchmark.report", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    jinja.filters |= {"csv": data_link, "thousands": thousands}
-    jinja.filters |= {"code": code, "breakable": breakable}
-    return jinja
-
-
-def code(words: str) -> Any:
-    """Show text between backticks as code, as Markdown does, and escape the rest."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))
-
-
-def breakable(name: str) -> Any:
-    """Let a browser break a long name after underscores and plus signs."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"([_+])", r"\1<wbr>", str(escape(name))))
-
-
-def data_link(table: Table) -> str:
-    """Return a link that contains a table as CSV, so that the page stays one file.
-
-    Six digits of each number: all of them would double the size of the page.
-    """
-    header, rows = table
-    short = [[f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows]
-    return "data:text/csv;base64," + base64.b64encode(csv_text(header, short).encode()).decode()
-
-
-def csv_text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table as CSV, whose cells no spreadsheet program runs as formulas."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in (header, *rows):
-        writer.writerow([without_formulas(x) if isinstance(x, str) else x for x in row])
-    return out.getvalue()
-
-
-COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
-
-
 def require_packages() -> None:
     """Raise an error if a package that the report needs is missing."""
     try:
@@ -439,13 +376,8 @@ def write(
     write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
     write_text(out / "table.md", markdown(figures))
     write_text(out / "table.tex", latex(figures, summary.bench.cfg.table_columns))
-    _parquet(summary, out / "results.parquet")
-    costs = [
-        [candidate.name, *(f"{candidate.facts[key]:.6g}" for key in COSTS)]
-        for candidate in summary.candidates
-        if candidate.facts
-    ]
-    write_text(out / "costs.csv", csv_text(["strategy", *COSTS], costs))
+    write_parquet(summary, out / "results.parquet")
+    write_text(out / "costs.csv", costs(summary))
     with plots.figure_files(out / "figures"):
         text = page(summary, figures, laps)
     write_text(out / "index.html", text)
@@ -473,84 +405,6 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     print(f"\n{figures['verdict']}\n")
 
 
-def markdown(figures: Mapping[str, Any]) -> str:
-    """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
-    header, rows = text_table(figures["leaderboard"], figures["metric"])
-    lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
-    lines += [f"| {' | '.join(['---'] * len(header))} |"]
-    for line, row in zip(figures["leaderboard"], rows, strict=True):
-        plain = line["family"] in ("single", "baseline", EXTERNAL)
-        name = row[0] if plain else f"`{row[0]}`"
-        lines.append(f"| {' | '.join([name, *row[1:]])} |")
-    note = ["", ECE_NOTE] if "ECE" in header else []
-    return "\n".join([*lines, *note]) + "\n"
-
-
-def latex(figures: Mapping[str, Any], names: Sequence[str] = ()) -> str:
-    """Return the leaderboard as a table for a paper: booktabs, the best in bold, the verdict.
-
-    `names` choose its columns, those of `leaderboard.columns`.
-    """
-    lines = figures["leaderboard"]
-    header, rows, bold = paper_table(lines, figures["metric"], names)
-    cells = _bold(rows, bold)
-    notes = [ECE_NOTE] if "ECE" in header else []
-    if any(line["kind"] == EXTERNAL for line in lines):
-        notes.append("Lines of family `external` are as their sources report them.")
-    return booktabs(header, cells, str(figures["verdict"]), data_label(figures["data"]), notes)
-
-
-def _bold(rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]]) -> list[list[str]]:
-    return [
-        [
-            rf"\textbf{{{_escape(x)}}}" if best else _escape(x)
-            for x, best in zip(row, marks, strict=True)
-        ]
-        for row, marks in zip(rows, bold, strict=True)
-    ]
-
-
-def booktabs(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    caption: str,
-    label: str,
-    notes: Sequence[str] = (),
-) -> str:
-    """Return a table for LaTeX with the package booktabs; the cells are LaTeX already."""
-    titles = [_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header]
-    words = [part for part in ("strategy", "family", "source") if part in header]
-    align = "".join("l" if title in words else "r" for title in header)
-    lines = [
-        *(f"% {note}" for note in notes),
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_code(caption)}}}",
-        rf"\label{{tab:{label}}}",
-        rf"\begin{{tabular}}{{{align}}}",
-        r"\toprule",
-        " & ".join(titles) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        *(r"\bottomrule", r"\end{tabular}", r"\end{table}"),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def data_label(data: Mapping[str, Any]) -> str:
-    """Return a data set's name as LaTeX takes it in a label."""
-    return re.sub(r"[^\w-]", "-", str(data["name"]))
-
-
-def _parquet(summary: Summary, path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pylist(parquet_rows(summary))
-    with replacing(path) as partial:
-        pq.write_table(table, partial, write_page_checksum=True)
-
-
 def _without_nan(tree: Any) -> Any:
     """Replace NaN, which JSON does not have, by None."""
     if isinstance(tree, Mapping):
@@ -558,25 +412,6 @@ def _without_nan(tree: Any) -> Any:
     if isinstance(tree, Sequence) and not isinstance(tree, str):
         return [_without_nan(value) for value in tree]
     return None if isinstance(tree, float) and math.isnan(tree) else tree
-
-
-SPECIAL = {  # characters that mean something else in LaTeX
-    **{x: f"\\{x}" for x in "_%&#${}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"±": r"$\pm$", "<": "$<$", ">": "$>$"},
-}
-
-
-def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(x, x) for x in text)
-
-
-def _code(words: str) -> str:
-    """Escape words for LaTeX; what stands between backticks is set as code."""
-    parts = words.split("`")
-    return "".join(
-        rf"\texttt{{{_escape(x)}}}" if i % 2 else _escape(x) for i, x in enumerate(parts)
-    )
 
 
 @dataclass(frozen=True)
@@ -644,138 +479,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         header, rows = text_table(self.figures["leaderboard"], self.figures["metric"])
-        template = environment().get_template("notebook.html")
-        return str(
-            template.render(figures=self.figures, header=header, rows=rows, page=str(self.page))
-        )
+        shown = template("notebook.html", PACKAGE)
+        page = str(self.page)
+        return str(shown.render(figures=self.figures, header=header, rows=rows, page=page))
 
     def _repr_markdown_(self) -> str:
         return (self.folder / "table.md").read_text(encoding="utf-8")
-
-
-FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
-
-
-def combine(folders: Sequence[str], out: Path) -> int:
-    """Write page, tables and figures: average ranks, Friedman's and Nemenyi's tests.
-
-    Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
-    column names. Below `FEWEST` data sets there are ranks, and no tests. Candidates that a report
-    lacks are left out and named.
-    """
-    require_packages()
-    if len(folders) < 2:
-        raise FusionZooError(
-            "--combine needs two reports or more: --combine '[report_a, report_b]'"
-        )
-    reports = [_read(folder) for folder in folders]
-    every = dict.fromkeys(name for _, _, scores in reports for name in scores)
-    common = [name for name in every if all(name in scores for _, _, scores in reports)]
-    left_out = [name for name in every if name not in common]
-    if len(common) < 3:
-        raise FusionZooError(
-            f"ranks need three candidates or more that all reports have; there are {common}"
-        )
-    scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
-    ranking = rank(scores)
-    if len(reports) < FEWEST:
-        ranking = Ranking(ranking.ranks, math.nan, math.nan)
-    data_sets = [data_set for data_set, _, _ in reports]
-    metrics = [metric for _, metric, _ in reports]
-    order = np.argsort(ranking.ranks, kind="stable")
-    rows = [
-        (
-            common[i],
-            f"{ranking.ranks[i]:.2f}",
-            *(f"{metric.shown(x):.3f}" for metric, x in zip(metrics, scores[:, i], strict=True)),
-        )
-        for i in order
-    ]
-    columns = [f"{data} ({x.title})" for data, x in zip(data_sets, metrics, strict=True)]
-    header = ("strategy", "average rank", *columns)
-    words = verdict(common, ranking, data_sets)
-    figures: dict[str, Any] = {
-        "verdict": words,
-        "data_sets": data_sets,
-        "metrics": [metric.name for metric in metrics],
-        "friedman_p": None if math.isnan(ranking.p) else ranking.p,
-        "critical_difference": None if math.isnan(ranking.p) else ranking.critical_difference,
-        "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
-        "left_out": left_out,
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
-    write_text(out / "table.md", _markdown(words, header, rows))
-    write_text(out / "table.tex", _rank_table(header, rows, metrics, words))
-    with plots.figure_files(out / "figures"):
-        text = _page(figures, header, rows, common, ranking)
-    write_text(out / "index.html", text)
-    print_table("Average ranks", header, rows)
-    print(f"\n{words}\n\nreport  {out / 'index.html'}")
-    return 0
-
-
-def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
-    """Say in words which candidate leads over the data sets, and whether the candidates differ."""
-    order = np.argsort(ranking.ranks, kind="stable")
-    best = names[order[0]]
-    words = (
-        f"Over {len(data_sets)} data sets ({', '.join(data_sets)}) `{best}` has the best average"
-        f" rank, {ranking.ranks[order[0]]:.2f} of {len(names)}."
-    )
-    if math.isnan(ranking.p):
-        return words + f" Friedman's test needs {FEWEST} data sets or more: no test was made."
-    if ranking.p >= 1 - LEVEL:
-        return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
-    near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
-    return (
-        f"{words} The strategies differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"
-        f" told apart from the best (Nemenyi, critical difference"
-        f" {ranking.critical_difference:.2f})."
-    )
-
-
-def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
-    """Return the data set's name, its metric, and the score of each fusion, higher is better."""
-    figures = Report.read(folder).figures
-    scores = {
-        line["strategy"]: line["score"]
-        for line in figures["leaderboard"]
-        if line["kind"] == "fusion"
-    }
-    data = figures["data"]
-    return data.get("title", data["name"]), metric_named(figures["metric"]), scores
-
-
-def _rank_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[Metric], words: str
-) -> str:
-    """Return the average ranks for a paper, the best of each column in bold."""
-    names, *numbers = zip(*rows, strict=True)
-    bold = [[False] * len(names)]
-    for texts, pick in zip(
-        numbers, (min, *(max if x.higher else min for x in metrics)), strict=True
-    ):
-        best = pick(map(float, texts))
-        bold.append([float(text) == best for text in texts])
-    return booktabs(header, _bold(rows, [*zip(*bold, strict=True)]), words, "ranks")
-
-
-def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def _page(
-    figures: dict[str, Any],
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    names: Sequence[str],
-    ranking: Ranking,
-) -> str:
-
-    svg = plots.critical_difference(names, ranking)
-    template = environment().get_template("combined.html")
-    return str(
-        template.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__)
-    )

@@ -21,10 +21,10 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.files import write_json, write_text
+from fusionzoo.html.template import template
 from fusionzoo.plugins import load_plugins
 from fusionzoo.version import __version__
 
-from ..audit.page import template
 from ..search.search import Samples, open_samples
 from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (

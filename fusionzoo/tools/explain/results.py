@@ -13,11 +13,11 @@ from fusionzoo.cells import without_formulas
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
+from fusionzoo.html.template import template
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
 from fusionzoo.version import __version__
 
-from ..audit.page import template
 from .parts import Part
 from .views import bar, view
 

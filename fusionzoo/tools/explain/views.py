@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from fusionzoo.errors import one_line
+from fusionzoo.html.samples import MAX_READ, cell_text, show_clip
 
-from ..audit.page import MAX_READ, cell_text, show_clip
 from .parts import Part
 
 SIDE = 320  # pixels of a picture's longer side

@@ -16,13 +16,13 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, data_title
 from fusionzoo.datasets.summary import class_counts, data_facts
 from fusionzoo.datasets.tables.splits import SPLITS
+from fusionzoo.html.samples import show_sample
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number
 from fusionzoo.trained_on import count_seen
 from fusionzoo.training.report import FUSION, Run
 
-from ..audit.page import show_sample
 from .mistakes import (
     Measured,
     Table,

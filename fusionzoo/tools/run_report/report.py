@@ -16,6 +16,8 @@ from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.files import write_text
+from fusionzoo.html.samples import MAX_CHARACTERS, PLAYED, SIDE
+from fusionzoo.html.template import template
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs.data import Data, InMemory, configure
 from fusionzoo.model import FusionModel
@@ -23,7 +25,6 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.training.report import Run
 from fusionzoo.version import __version__
 
-from ..audit.page import MAX_CHARACTERS, PLAYED, SIDE, template
 from .mistakes import Measured
 from .page import SAMPLES, about_answers, about_data, about_run, columns_of, notes
 
@@ -98,7 +99,7 @@ def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
     if problem:
         print(f"note: the page shows no samples: {problem}")
     columns, is_test = columns_of(run), cfg.split == "test" and not cfg.data
-    page = template("page.html", "fusionzoo.tools.run_report", "fusionzoo.benchmark.report")
+    page = template("page.html", "fusionzoo.tools.run_report")
     text = page.render(
         **about_run(run, model),
         **about_data(columns, model, opened),

@@ -24,13 +24,14 @@ from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.files import write_json, write_text
+from fusionzoo.html.samples import show_sample
+from fusionzoo.html.template import template
 from fusionzoo.inputs.data import data_settings, in_memory, open_dataset, read_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.version import __version__
 
-from ..audit.page import show_sample, template
 from .index import Index, UnevenRowsError, open_index
 from .vectors import (
     ALIGNED,

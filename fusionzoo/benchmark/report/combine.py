@@ -1,0 +1,149 @@
+"""Combine the reports of several data sets: average ranks, and tests of their differences."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusionzoo.console import print_table
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import Metric
+from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
+from fusionzoo.files import write_text
+from fusionzoo.html.template import template
+from fusionzoo.version import __version__
+
+from ..bench import metric_named
+from . import plots
+from .page import PACKAGE, Report, require_packages
+from .tables import booktabs, in_bold
+
+FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
+
+
+def combine(folders: Sequence[str], out: Path) -> int:
+    """Write page, tables and figures: average ranks, Friedman's and Nemenyi's tests.
+
+    Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
+    column names. Below `FEWEST` data sets there are ranks, and no tests. Candidates that a report
+    lacks are left out and named.
+    """
+    require_packages()
+    if len(folders) < 2:
+        raise FusionZooError(
+            "--combine needs two reports or more: --combine '[report_a, report_b]'"
+        )
+    reports = [_read(folder) for folder in folders]
+    every = dict.fromkeys(name for _, _, scores in reports for name in scores)
+    common = [name for name in every if all(name in scores for _, _, scores in reports)]
+    left_out = [name for name in every if name not in common]
+    if len(common) < 3:
+        raise FusionZooError(
+            f"ranks need three candidates or more that all reports have; there are {common}"
+        )
+    scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
+    ranking = rank(scores)
+    if len(reports) < FEWEST:
+        ranking = Ranking(ranking.ranks, math.nan, math.nan)
+    data_sets = [data_set for data_set, _, _ in reports]
+    metrics = [metric for _, metric, _ in reports]
+    order = np.argsort(ranking.ranks, kind="stable")
+    rows = [
+        (
+            common[i],
+            f"{ranking.ranks[i]:.2f}",
+            *(f"{metric.shown(x):.3f}" for metric, x in zip(metrics, scores[:, i], strict=True)),
+        )
+        for i in order
+    ]
+    columns = [f"{data} ({x.title})" for data, x in zip(data_sets, metrics, strict=True)]
+    header = ("strategy", "average rank", *columns)
+    words = verdict(common, ranking, data_sets)
+    figures: dict[str, Any] = {
+        "verdict": words,
+        "data_sets": data_sets,
+        "metrics": [metric.name for metric in metrics],
+        "friedman_p": None if math.isnan(ranking.p) else ranking.p,
+        "critical_difference": None if math.isnan(ranking.p) else ranking.critical_difference,
+        "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
+        "left_out": left_out,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
+    write_text(out / "table.md", _markdown(words, header, rows))
+    write_text(out / "table.tex", _rank_table(header, rows, metrics, words))
+    with plots.figure_files(out / "figures"):
+        text = _page(figures, header, rows, common, ranking)
+    write_text(out / "index.html", text)
+    print_table("Average ranks", header, rows)
+    print(f"\n{words}\n\nreport  {out / 'index.html'}")
+    return 0
+
+
+def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
+    """Say in words which candidate leads over the data sets, and whether the candidates differ."""
+    order = np.argsort(ranking.ranks, kind="stable")
+    best = names[order[0]]
+    words = (
+        f"Over {len(data_sets)} data sets ({', '.join(data_sets)}) `{best}` has the best average"
+        f" rank, {ranking.ranks[order[0]]:.2f} of {len(names)}."
+    )
+    if math.isnan(ranking.p):
+        return words + f" Friedman's test needs {FEWEST} data sets or more: no test was made."
+    if ranking.p >= 1 - LEVEL:
+        return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
+    near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
+    return (
+        f"{words} The strategies differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"
+        f" told apart from the best (Nemenyi, critical difference"
+        f" {ranking.critical_difference:.2f})."
+    )
+
+
+def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
+    """Return the data set's name, its metric, and the score of each fusion, higher is better."""
+    figures = Report.read(folder).figures
+    scores = {
+        line["strategy"]: line["score"]
+        for line in figures["leaderboard"]
+        if line["kind"] == "fusion"
+    }
+    data = figures["data"]
+    return data.get("title", data["name"]), metric_named(figures["metric"]), scores
+
+
+def _rank_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], metrics: Sequence[Metric], words: str
+) -> str:
+    """Return the average ranks for a paper, the best of each column in bold."""
+    names, *numbers = zip(*rows, strict=True)
+    bold = [[False] * len(names)]
+    for texts, pick in zip(
+        numbers, (min, *(max if x.higher else min for x in metrics)), strict=True
+    ):
+        best = pick(map(float, texts))
+        bold.append([float(text) == best for text in texts])
+    return booktabs(header, in_bold(rows, [*zip(*bold, strict=True)]), words, "ranks")
+
+
+def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _page(
+    figures: dict[str, Any],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    names: Sequence[str],
+    ranking: Ranking,
+) -> str:
+
+    svg = plots.critical_difference(names, ranking)
+    page = template("combined.html", PACKAGE)
+    return str(page.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__))

@@ -1,0 +1,124 @@
+"""The tables of a report: Markdown, LaTeX, CSV and Parquet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.files import replacing
+from fusionzoo.html.template import csv_text
+
+from .leaderboard import ECE_NOTE, EXTERNAL, paper_table, text_table
+from .results import Summary
+from .summary import parquet_rows
+
+COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
+    header, rows = text_table(figures["leaderboard"], figures["metric"])
+    lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
+    lines += [f"| {' | '.join(['---'] * len(header))} |"]
+    for line, row in zip(figures["leaderboard"], rows, strict=True):
+        plain = line["family"] in ("single", "baseline", EXTERNAL)
+        name = row[0] if plain else f"`{row[0]}`"
+        lines.append(f"| {' | '.join([name, *row[1:]])} |")
+    note = ["", ECE_NOTE] if "ECE" in header else []
+    return "\n".join([*lines, *note]) + "\n"
+
+
+def latex(figures: Mapping[str, Any], names: Sequence[str] = ()) -> str:
+    """Return the leaderboard as a table for a paper: booktabs, the best in bold, the verdict.
+
+    `names` choose its columns, those of `leaderboard.columns`.
+    """
+    lines = figures["leaderboard"]
+    header, rows, bold = paper_table(lines, figures["metric"], names)
+    cells = in_bold(rows, bold)
+    notes = [ECE_NOTE] if "ECE" in header else []
+    if any(line["kind"] == EXTERNAL for line in lines):
+        notes.append("Lines of family `external` are as their sources report them.")
+    return booktabs(header, cells, str(figures["verdict"]), data_label(figures["data"]), notes)
+
+
+def in_bold(rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]]) -> list[list[str]]:
+    return [
+        [
+            rf"\textbf{{{_escape(x)}}}" if best else _escape(x)
+            for x, best in zip(row, marks, strict=True)
+        ]
+        for row, marks in zip(rows, bold, strict=True)
+    ]
+
+
+def booktabs(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str,
+    label: str,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a table for LaTeX with the package booktabs; the cells are LaTeX already."""
+    titles = [_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header]
+    words = [part for part in ("strategy", "family", "source") if part in header]
+    align = "".join("l" if title in words else "r" for title in header)
+    lines = [
+        *(f"% {note}" for note in notes),
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_code(caption)}}}",
+        rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{{align}}}",
+        r"\toprule",
+        " & ".join(titles) + r" \\",
+        r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows),
+        *(r"\bottomrule", r"\end{tabular}", r"\end{table}"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def data_label(data: Mapping[str, Any]) -> str:
+    """Return a data set's name as LaTeX takes it in a label."""
+    return re.sub(r"[^\w-]", "-", str(data["name"]))
+
+
+def costs(summary: Summary) -> str:
+    """Return what each measured strategy costs, as CSV."""
+    rows = [
+        [candidate.name, *(f"{candidate.facts[key]:.6g}" for key in COSTS)]
+        for candidate in summary.candidates
+        if candidate.facts
+    ]
+    return csv_text(["strategy", *COSTS], rows)
+
+
+def write_parquet(summary: Summary, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(parquet_rows(summary))
+    with replacing(path) as partial:
+        pq.write_table(table, partial, write_page_checksum=True)
+
+
+SPECIAL = {  # characters that mean something else in LaTeX
+    **{x: f"\\{x}" for x in "_%&#${}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "<": "$<$", ">": "$>$"},
+}
+
+
+def _escape(text: str) -> str:
+    return "".join(SPECIAL.get(x, x) for x in text)
+
+
+def _code(words: str) -> str:
+    """Escape words for LaTeX; what stands between backticks is set as code."""
+    parts = words.split("`")
+    return "".join(
+        rf"\texttt{{{_escape(x)}}}" if i % 2 else _escape(x) for i, x in enumerate(parts)
+    )
