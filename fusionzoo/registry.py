@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -34,6 +35,11 @@ class Entry(Generic[T]):
     summary: str
     family: str = ""
     paper: str | None = None
+
+    @property
+    def pattern(self) -> str:
+        """How a list shows it."""
+        return self.name
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -138,6 +144,20 @@ class Registry(Generic[T, E]):
                     raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
         return entry.build(*args, **settings)
 
+    def names(self, pattern: str | None = None, family: str | None = None) -> list[str]:
+        """Return the names, as a list shows them, that match a pattern and are of a family."""
+        entries = [self._entries[name] for name in self]
+        return sorted(
+            {
+                entry.pattern
+                for entry in entries
+                if family in (None, entry.family)
+                and (
+                    pattern is None or matches(pattern, entry.pattern, entry.family, self.families)
+                )
+            }
+        )
+
     def registered(self, name: str) -> bool:
         """Whether a name is registered so far; unlike `in`, this imports no plugin."""
         self._fill()
@@ -215,6 +235,17 @@ class Registry(Generic[T, E]):
 
     def _fact_names(self) -> list[str]:
         return [x.name for x in fields(self.entry) if x.name not in ("name", "cls", "summary")]
+
+
+def matches(pattern: str, name: str, family: str, families: Iterable[str]) -> bool:
+    """Whether a shell pattern such as `m*` matches a name; a family's name stands for the family.
+
+    >>> matches("m*", "mbt", "attention", FAMILIES := ("early", "attention"))
+    True
+    >>> matches("early", "early", "attention", FAMILIES)
+    False
+    """
+    return family == pattern if pattern in families else fnmatchcase(name, pattern)
 
 
 def import_siblings(path: Iterable[str], package: str) -> None:

@@ -61,6 +61,22 @@ def test_the_families_that_are_shown_are_those_of_the_registries() -> None:
     assert BALANCE.families == tuple(BALANCE_FAMILIES)
 
 
+def test_names_are_listed_by_pattern_or_family() -> None:
+    registry = fusions()
+    for name, family in (("mbt", "early"), ("mult", "late"), ("late", "early")):
+        registry.register(name, family=family)(type(name, (Fusion,), {}))
+    assert registry.names("m*") == ["mbt", "mult"]
+    assert registry.names("m*", "late") == registry.names("late") == ["mult"]  # not the fusion
+    assert registry.names("[l]ate") == ["late"]
+    assert registry.names("M*") == registry.names("early", "late") == []
+    assert fusionzoo.list_fusions(family="late") == fusionzoo.list_fusions("late")
+    assert fusionzoo.list_datasets("d*") == ["digits"]
+    assert fusionzoo.list_encoders("tab*", kind="text") == []
+    assert fusionzoo.list_encoders("hf/no*") == fusionzoo.list_encoders("no/*") == []
+    assert "torchvision-video/r3d_18" in fusionzoo.list_encoders("torchvision-video/r*")
+    assert set(fusionzoo.list_encoders("t*", kind="image")) >= {"timm/*", "torchvision/*"}
+
+
 def test_an_entry_holds_the_facts_of_its_kind_alone() -> None:
     shared = {"name", "cls", "summary", "family", "paper"}
     assert set(Entry.__dataclass_fields__) == shared
