@@ -86,6 +86,8 @@ def create_encoder(
         assets: folder that `Encoder.save_assets` wrote; set when a saved model is loaded
     """
     entry, model = _find(name, kind or modality)
+    if ENCODERS[entry].name != entry:  # an old name
+        name = ENCODERS[entry].pattern.replace("*", model)
     parameters = ENCODERS[entry].parameters
     if assets is not None and "pretrained" in parameters:
         settings["pretrained"] = False  # the weights come from the model folder

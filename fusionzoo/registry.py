@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
 from .plugins import definition_of, import_class, is_reference, load_installed
@@ -67,6 +68,13 @@ class Entry(Generic[T]):
         return self.cls(*args, **settings)
 
 
+class Renamed(NamedTuple):
+    """What an entry is called now, and the version from which its old name is unknown."""
+
+    name: str
+    removed_in: str
+
+
 class Registry(Generic[T, E]):
     """A mapping of names to entries that never overwrites and that suggests the nearest name.
 
@@ -99,6 +107,8 @@ class Registry(Generic[T, E]):
         self.families, self.default_family = tuple(families), default_family
         self.base = base
         self._entries: dict[str, E] = {}
+        self._renamed: dict[str, Renamed] = {}
+        self._warned: set[str] = set()  # old names
 
     def register(self, name: str | None = None, **facts: Any) -> Callable[[C], C]:
         """Register the decorated class, by default under the name of the file that defines it.
@@ -109,6 +119,10 @@ class Registry(Generic[T, E]):
         def decorate(cls: C) -> C:
             self._fill()
             key = name or cls.__module__.rpartition(".")[2]
+            if key in self._renamed:
+                raise FusionZooError(
+                    f"{self.noun} {key!r} is the old name of {self._renamed[key].name!r}"
+                )
             known = self._entries.get(key)
             # A notebook cell that runs again, or a module that is reloaded, defines one class anew.
             if known is not None and definition_of(known.cls) != definition_of(cls):
@@ -120,6 +134,17 @@ class Registry(Generic[T, E]):
             return cls
 
         return decorate
+
+    def rename(self, old: str, new: str, *, removed_in: str) -> None:
+        """Let an old name, which no list shows, stand for a registered entry, with one warning.
+
+        Called below the entry, by whoever gave it another name:
+        `FUSIONS.rename("gated_unit", "gmu", removed_in="0.4")`.
+        """
+        if new not in self._entries or old in self._entries:
+            wrong = f"there is no {new!r}" if new not in self._entries else f"{old!r} is in use"
+            raise FusionZooError(f"{self.noun} {old!r} cannot be renamed {new!r}: {wrong}")
+        self._renamed[old] = Renamed(new, removed_in)
 
     def create(self, name: str, *args: Any, **settings: Any) -> T:
         """Build the entry `name`; a setting that its constructor does not have, or a number or word
@@ -161,7 +186,7 @@ class Registry(Generic[T, E]):
     def registered(self, name: str) -> bool:
         """Whether a name is registered so far; unlike `in`, this imports no plugin."""
         self._fill()
-        return name in self._entries
+        return name in self._entries or name in self._renamed
 
     def __getitem__(self, name: str) -> E:
         entry = self._find(name)
@@ -195,9 +220,24 @@ class Registry(Generic[T, E]):
         self._fill()
         if self.base is not None and name not in self._entries and is_reference(name):
             return self._from_reference(name, self.base)
-        if name not in self._entries:
+        if not (name in self._entries or name in self._renamed):
             load_installed()
-        return self._entries.get(name)
+        return self._entries.get(self._current(name))
+
+    def _current(self, name: str) -> str:
+        """Return the name that an entry has now, and warn once of an old one."""
+        if name not in self._renamed:
+            return name
+        renamed = self._renamed[name]
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"{self.noun} {name!r} is now called {renamed.name!r}; fusionzoo"
+                f" {renamed.removed_in} will not know the old name",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return renamed.name
 
     def _from_reference(self, reference: str, base: type) -> E:
         """Import `my_module:MyClass`; facts are those of its registration, else of the class."""

@@ -109,6 +109,55 @@ def test_a_name_is_never_overwritten_but_a_definition_that_runs_again_replaces_i
     assert registry["mine"].cls is second
 
 
+def test_an_old_name_builds_the_new_entry_with_one_warning() -> None:
+    registry = fusions()
+
+    @registry.register("mine", family="early")
+    class Mine(Fusion):
+        pass
+
+    registry.rename("my_own", "mine", removed_in="0.4")
+    said = "fusion 'my_own' is now called 'mine'; fusionzoo 0.4 will not know the old name"
+    with pytest.warns(FutureWarning, match=f"^{said}$") as warned:
+        assert registry["my_own"] is registry["mine"]
+        assert "my_own" in registry and registry.registered("my_own")
+    assert len(warned) == 1
+    assert list(registry) == registry.names("m*") == ["mine"]
+    with pytest.raises(FusionZooError, match=r"unknown fusion 'mien'\. Did you mean 'mine'\?"):
+        registry["mien"]
+    with pytest.raises(FusionZooError, match="'my_own' is the old name of 'mine'"):
+        registry.register("my_own", family="early")(type("Other", (Fusion,), {}))
+    with pytest.raises(FusionZooError, match="'mine' cannot be renamed 'mine': 'mine' is in use"):
+        registry.rename("mine", "mine", removed_in="0.4")
+    with pytest.raises(FusionZooError, match="there is no 'yours'"):
+        registry.rename("my_own", "yours", removed_in="0.4")
+
+
+def test_a_saved_model_that_has_old_names_loads_and_is_saved_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (FUSIONS, ENCODERS):
+        monkeypatch.setattr(registry, "_renamed", {})
+        monkeypatch.setattr(registry, "_warned", set())
+    FUSIONS.rename("total", "sum", removed_in="0.4")
+    ENCODERS.rename("letters", "chars", removed_in="0.4")
+    ENCODERS.rename("pytorch-image-models", "timm", removed_in="0.4")
+    encoders: dict[str, Any] = {
+        "text": {"name": "chars", "dim": 8, "num_heads": 2, "num_layers": 1},
+        "image": {"name": "timm/test_resnet", "pretrained": False},
+    }
+    fusionzoo.create_model("sum", encoders, 2).save(tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    text = config.read_text()
+    old = text.replace('"sum"', '"total"').replace('"chars"', '"letters"')
+    (tmp_path / "a" / "digests.json").unlink()
+    config.write_text(old.replace('"timm/', '"pytorch-image-models/'))
+    with pytest.warns(FutureWarning) as warned:
+        fusionzoo.load(tmp_path / "a").save(tmp_path / "b")
+    assert len(warned) == 3
+    assert (tmp_path / "b" / "config.json").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "shown"),
     [("words", "text", "words"), ("my-words", "text", "my-words"), ("a/b", "image", "a/b")],
