@@ -198,7 +198,7 @@ def test_an_encoder_says_at_registration_that_a_models_name_follows(
 def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "_entries", {name: DATASETS[name] for name in DATASETS})
     folders = []
 
     def fetch(folder: Path | None) -> Path:
@@ -227,7 +227,7 @@ def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
 def test_a_data_set_that_declares_no_setting_takes_those_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "_entries", {name: DATASETS[name] for name in DATASETS})
 
     @DATASETS.register("plain", family="built-in")
     def plain() -> PairedDataset:
