@@ -27,7 +27,7 @@ same:  ## compare training with an older revision, bit for bit: make same REV=HE
 	python perf/same_losses.py $(REV)
 
 results:  ## say which tables in results/ are older than their code; rerun some: make results ARGS='--run digits'
-	python perf/results.py $(ARGS)
+	python tests/helpers/results.py $(ARGS)
 
 TAG ?= $(shell git tag --points-at HEAD 2>/dev/null | head -n 1)
 release-check: export OFFLINE = 1

@@ -76,8 +76,14 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     return DATASETS.create(source.pop("name"), **source)
 
 
-def list_datasets() -> list[str]:
-    """Return the names of all data sets."""
+def list_datasets(pattern: str | None = None, /) -> list[str]:
+    """Return the names of all data sets, or of those that a shell pattern matches, sorted.
+
+    A family's name (`built-in`, `format`) stands for the data sets of that family.
+
+    >>> list_datasets("dig*")
+    ['digits']
+    """
     from .base import DATASETS
 
-    return sorted(DATASETS)
+    return DATASETS.names(pattern)

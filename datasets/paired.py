@@ -378,7 +378,7 @@ class PairedDataset(Dataset[Sample | None]):
 
         The quantity of a text is its length, of an image its brightness, of a clip its RMS level,
         of an array the mean of its absolute entries. The share is met to a single value in the
-        samples of this view; `provenance.amputations` and the data summary record what was removed.
+        samples of this view; `Provenance.amputations` and the data summary record what was removed.
         """
         table, record = amputated(self, mechanism, rate, seed, modalities, depends_on)
         return self._removed(table, record)

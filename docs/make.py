@@ -47,8 +47,9 @@ to choose.
 
 {names}
 
-`fusionzoo zoo` lists them, `fusionzoo zoo info mbt` or `zoo info timm/resnet18` explains one and
-its settings, `fusionzoo data list` shows those of data sets.
+`fusionzoo zoo` lists them, `fusionzoo zoo list 'm*'` or `zoo list 'timm/vit*'` some (as does
+`fz.list_fusions("m*")`), `fusionzoo zoo info mbt` or `zoo info timm/resnet18` explains one and its
+settings, `fusionzoo data list` shows those of data sets.
 
 ## Fusions
 

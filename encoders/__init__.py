@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import re
 from collections.abc import Mapping
@@ -25,8 +26,9 @@ from fusionzoo.registry import import_siblings
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import read_json, shared_checkpoints
-from .image import TIMM_CONFIG, in_timm
+from .image import TIMM_CONFIG, in_timm, timm_models
 from .open_clip import CONFIG as OPEN_CLIP_CONFIG
+from .open_clip import library as open_clip_library
 from .weights import WeightsReport, add_lora, load_weights, origin_of
 from .wrapped import WRAPPED, adopt, wrap_encoder
 
@@ -84,6 +86,8 @@ def create_encoder(
         assets: folder that `Encoder.save_assets` wrote; set when a saved model is loaded
     """
     entry, model = _find(name, kind or modality)
+    if ENCODERS[entry].name != entry:  # an old name
+        name = ENCODERS[entry].pattern.replace("*", model)
     parameters = ENCODERS[entry].parameters
     if assets is not None and "pretrained" in parameters:
         settings["pretrained"] = False  # the weights come from the model folder
@@ -121,9 +125,32 @@ def _adapt(
     return settings
 
 
-def list_encoders(kind: str | None = None) -> list[str]:
-    """Return the names of all encoders, or of one kind; `*` stands for a model's name."""
-    return sorted({ENCODERS[n].pattern for n in ENCODERS if kind in (None, ENCODERS[n].family)})
+def list_encoders(pattern: str | None = None, /, *, kind: str | None = None) -> list[str]:
+    """Return the names of all encoders, or of those that match, sorted; `timm/*` is one name.
+
+    `pattern` is a shell pattern, or a kind: image, text, audio, vector, sequence or tabular. One of
+    a library's models, such as `timm/vit*`, returns these (timm, mel, torchvision, open_clip).
+
+    >>> list_encoders("v*", kind="vector"), list_encoders("timm/resnet10t*")
+    (['vector/identity', 'vector/mlp'], ['timm/resnet10t'])
+    """
+    names = ENCODERS.names(pattern, kind)
+    prefix, _, model = (pattern or "").partition("/")
+    if names or f"{prefix}/*" not in ENCODERS.names(None, kind):
+        return names
+    return [f"{prefix}/{name}" for name in fnmatch.filter(sorted(_models_of(prefix)), model)]
+
+
+def _models_of(prefix: str) -> list[str]:
+    """Return the models that a library lists; nothing lists those of `hf` and others."""
+    import torchvision.models as zoo
+
+    if prefix in ("timm", "mel"):
+        return timm_models()
+    if prefix == "open_clip":
+        return list(open_clip_library().list_models())
+    modules = {"torchvision": zoo, "torchvision-video": zoo.video}
+    return zoo.list_models(module=modules[prefix]) if prefix in modules else []
 
 
 def _find(name: str, kind: str) -> tuple[str, str]:

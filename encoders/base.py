@@ -326,7 +326,7 @@ class Encoder(nn.Module):
         return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def freeze(self, mode: str = "all") -> None:
-        """Freeze parameters and running statistics: of `all`, or of a part, see `layers.freeze`."""
+        """Freeze parameters and running statistics: of `all`, or of a part, as `MODES` says."""
         if mode == "all":
             self.frozen = True
             self.requires_grad_(False)

@@ -191,6 +191,14 @@ def in_timm(model: str) -> bool:
     return bool(timm.is_model(model.partition(".")[0]))
 
 
+def timm_models() -> list[str]:
+    """Return the names of all models of timm."""
+    with without("wandb"):
+        import timm
+
+    return list(timm.list_models())
+
+
 def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     """Build a timm model without its classifier."""
     is_listed = in_timm(model)

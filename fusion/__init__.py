@@ -62,9 +62,16 @@ def fixed_rules() -> list[str]:
     return [name for name in list_fusions("late") if getattr(FUSIONS[name].cls, "fixed_rule", 0)]
 
 
-def list_fusions(family: str | None = None) -> list[str]:
-    """Return the names of all fusions, or of one family (early, late, ...), sorted."""
-    return sorted(name for name in FUSIONS if family in (None, FUSIONS[name].family))
+def list_fusions(pattern: str | None = None, /, *, family: str | None = None) -> list[str]:
+    """Return the names of all fusions, or of those that match, sorted.
+
+    `pattern` is a shell pattern, or the name of a family: early, late, attention or hybrid. A word
+    that is both a family and a fusion is the family.
+
+    >>> list_fusions("mm*"), list_fusions("g*", family="attention"), list_fusions("x*")
+    (['mmdynamics', 'mmin', 'mmtm'], ['gated_xattn'], [])
+    """
+    return FUSIONS.names(pattern, family)
 
 
 def fusion_info(name: str) -> FusionEntry:

@@ -2,7 +2,7 @@
 
 Git for Windows and some zip tools write text files in place of links, and an sdist has none. Then
 `fusionzoo/__init__.py` imports this module. Only the names below are found at the repository's
-root: with the root on `__path__`, `fusionzoo.tests` and `fusionzoo.fusionzoo` would exist as well.
+root: with the root on `__path__`, `tests` and `fusionzoo` would be modules of it as well.
 """
 
 from __future__ import annotations

@@ -14,20 +14,24 @@ from fusionzoo.config.load import Usage, run_command
 from fusionzoo.console import add_plugins_option, print_columns, print_table, quiet_pipe
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.plugins import load_plugins
+from fusionzoo.registry import matches
 from fusionzoo.testing import runner
 from fusionzoo.version import __version__
 
 if TYPE_CHECKING:
-    from fusionzoo.zoo.cards import About, EncoderCard, SettingCard
+    from fusionzoo.zoo.cards import About, Card, EncoderCard, SettingCard
+
+ENCODER_KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 
 
 def add_data_command(commands: Any) -> None:
     """Add the command and its actions to a parser's subcommands."""
     data = commands.add_parser("data", help="list, fetch, convert, check or show data sets")
-    data.set_defaults(run=list_data)
+    data.set_defaults(run=list_data, pattern=None)
     add_plugins_option(data, "")
     actions = data.add_subparsers(metavar="action")
     every = actions.add_parser("list", help="the data sets")
+    every.add_argument("pattern", nargs="?", help="those that match: 'm*', or a family")
     fetch = actions.add_parser("fetch", help="download a data set")
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
@@ -45,7 +49,12 @@ def list_data(parsed: argparse.Namespace) -> None:
     from fusionzoo.datasets import DATASETS
 
     load_plugins(parsed.plugins)
-    rows = [DATASETS[name] for name in DATASETS]
+    names = DATASETS if parsed.pattern is None else DATASETS.names(parsed.pattern)
+    rows = [DATASETS[name] for name in names]
+    if not rows:
+        raise FusionZooError(
+            f"no data set matches {parsed.pattern!r}; `fusionzoo data list` lists all"
+        )
     table = [(row.name, row.summary, ", ".join(row.parameters)) for row in rows]
     print_table("Data sets", ("name", "what it holds", "settings (--data.<setting>)"), table)
 
@@ -128,10 +137,12 @@ def _parser() -> argparse.ArgumentParser:
     zoo = commands.add_parser(
         "zoo", help="list fusions, training strategies and encoders, explain one"
     )
-    zoo.set_defaults(run=_list_zoo)
+    zoo.set_defaults(run=_list_zoo, pattern=None)
     add_plugins_option(zoo, "")
     actions = zoo.add_subparsers(metavar="action")
-    every = actions.add_parser("list", help="all of them")
+    every = actions.add_parser("list", help="all of them, or some")
+    words = "those that match: 'm*', 'timm/vit*' for models of a library, or a family"
+    every.add_argument("pattern", nargs="?", help=words)
     info = actions.add_parser(
         "info", help="what one fusion, training strategy or encoder does, and its settings"
     )
@@ -164,12 +175,40 @@ def _add_cache_command(commands: Any) -> None:
 
 
 def _list_zoo(parsed: argparse.Namespace) -> None:
-    from fusionzoo.zoo.cards import BALANCE_FAMILIES, count
-    from fusionzoo.zoo.facts import facts
+    from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
+    from fusionzoo.zoo.facts import Facts, facts
 
     known = facts(parsed.plugins)
+    pattern = parsed.pattern
+    if pattern is not None:
+        known = Facts(
+            [x for x in known.fusions if matches(pattern, x.name, x.family, FAMILIES)],
+            [x for x in known.strategies if matches(pattern, x.name, x.family, BALANCE_FAMILIES)],
+            [x for x in known.encoders if matches(pattern, x.name, x.kind, ENCODER_KINDS)],
+        )
+    if known.fusions:
+        _list_fusions(known.fusions)
+    if known.strategies:
+        print_table(
+            f"{len(known.strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
+            ("name", "changes", "paper", "what it does"),
+            [
+                (x.name, BALANCE_FAMILIES[x.family], x.paper.partition(";")[0], x.summary)
+                for x in known.strategies
+            ],
+        )
+        print()
+    if known.encoders:
+        _list_encoders(known.encoders)
+    elif pattern is not None and not (known.fusions or known.strategies):
+        _list_models(pattern)
+
+
+def _list_fusions(cards: Sequence[Card]) -> None:
+    from fusionzoo.zoo.cards import count
+
     print_table(
-        f"{len(known.fusions)} fusions (`fusionzoo zoo info NAME` says more)",
+        f"{len(cards)} fusions (`fusionzoo zoo info NAME` says more)",
         ("name", "family", "paper", "reads", "parameters", "MACs", "a missing modality"),
         [
             (
@@ -181,30 +220,37 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
                 count(card.macs),
                 card.missing.partition(".")[0],
             )
-            for card in known.fusions
+            for card in cards
         ],
     )
     print(
         "parameters and MACs of one sample: image 49 tokens x 512, text 32 x 384, audio 50 x 256,"
     )
     print("dim 256, without the encoders\n")
-    print_table(
-        f"{len(known.strategies)} training strategies, for any fusion (`--balance NAME,NAME`)",
-        ("name", "changes", "paper", "what it does"),
-        [
-            (card.name, BALANCE_FAMILIES[card.family], card.paper.partition(";")[0], card.summary)
-            for card in known.strategies
-        ],
-    )
-    print()
+
+
+def _list_encoders(cards: Sequence[EncoderCard]) -> None:
+    by_kind = {kind: sorted({x.name for x in cards if x.kind == kind}) for kind in ENCODER_KINDS}
     print_table(
         "Encoders (`fusionzoo zoo info timm/resnet18` shows settings)",
         ("kind", "names"),
-        [
-            (kind, ", ".join(sorted({card.name for card in known.encoders if card.kind == kind})))
-            for kind in ("image", "text", "audio", "vector", "sequence", "tabular")
-        ],
+        [(kind, ", ".join(names)) for kind, names in by_kind.items() if names],
     )
+
+
+def _list_models(pattern: str) -> None:
+    """Print the models of a library, such as those of `timm/vit*`."""
+    names = []
+    if "/" in pattern:
+        from fusionzoo.encoders import list_encoders
+
+        names = list_encoders(pattern)
+    if not names:
+        raise FusionZooError(
+            f"no fusion, training strategy or encoder matches {pattern!r};"
+            " `fusionzoo zoo list` lists all"
+        )
+    print("\n".join(names))
 
 
 def _info(parsed: argparse.Namespace) -> None:

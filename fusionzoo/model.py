@@ -19,7 +19,7 @@ from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
 from fusionzoo.files import replacing, write_json
-from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.hub import push
 from fusionzoo.model_card import card_text, write_card
@@ -648,7 +648,7 @@ def create_model(
     head = create_fusion(name, dims, settings.pop("dim"), num_outputs, **settings)
     components = {
         "num_outputs": num_outputs,
-        "fusion": fusion_settings,
+        "fusion": {**fusion_settings, "name": FUSIONS[name].name},  # not an old name
         "encoders": {m: e.spec for m, e in built.items()},
     }
     components["kinds"] = {m: e.kind for m, e in built.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from .errors import FusionZooError, did_you_mean
 from .plugins import definition_of, import_class, is_reference, load_installed
@@ -36,6 +38,11 @@ class Entry(Generic[T]):
     paper: str | None = None
 
     @property
+    def pattern(self) -> str:
+        """How a list shows it."""
+        return self.name
+
+    @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The keyword-only arguments of the constructor: what the command line may set.
 
@@ -59,6 +66,13 @@ class Entry(Generic[T]):
     def build(self, *args: Any, **settings: Any) -> T:
         """Call the constructor."""
         return self.cls(*args, **settings)
+
+
+class Renamed(NamedTuple):
+    """What an entry is called now, and the version from which its old name is unknown."""
+
+    name: str
+    removed_in: str
 
 
 class Registry(Generic[T, E]):
@@ -93,6 +107,8 @@ class Registry(Generic[T, E]):
         self.families, self.default_family = tuple(families), default_family
         self.base = base
         self._entries: dict[str, E] = {}
+        self._renamed: dict[str, Renamed] = {}
+        self._warned: set[str] = set()  # old names
 
     def register(self, name: str | None = None, **facts: Any) -> Callable[[C], C]:
         """Register the decorated class, by default under the name of the file that defines it.
@@ -103,6 +119,10 @@ class Registry(Generic[T, E]):
         def decorate(cls: C) -> C:
             self._fill()
             key = name or cls.__module__.rpartition(".")[2]
+            if key in self._renamed:
+                raise FusionZooError(
+                    f"{self.noun} {key!r} is the old name of {self._renamed[key].name!r}"
+                )
             known = self._entries.get(key)
             # A notebook cell that runs again, or a module that is reloaded, defines one class anew.
             if known is not None and definition_of(known.cls) != definition_of(cls):
@@ -114,6 +134,17 @@ class Registry(Generic[T, E]):
             return cls
 
         return decorate
+
+    def rename(self, old: str, new: str, *, removed_in: str) -> None:
+        """Let an old name, which no list shows, stand for a registered entry, with one warning.
+
+        Called below the entry, by whoever gave it another name:
+        `FUSIONS.rename("gated_unit", "gmu", removed_in="0.4")`.
+        """
+        if new not in self._entries or old in self._entries:
+            wrong = f"there is no {new!r}" if new not in self._entries else f"{old!r} is in use"
+            raise FusionZooError(f"{self.noun} {old!r} cannot be renamed {new!r}: {wrong}")
+        self._renamed[old] = Renamed(new, removed_in)
 
     def create(self, name: str, *args: Any, **settings: Any) -> T:
         """Build the entry `name`; a setting that its constructor does not have, or a number or word
@@ -138,10 +169,24 @@ class Registry(Generic[T, E]):
                     raise FusionZooError(f"{self.noun} {name!r}: {key}={value!r}: {problem}")
         return entry.build(*args, **settings)
 
+    def names(self, pattern: str | None = None, family: str | None = None) -> list[str]:
+        """Return the names, as a list shows them, that match a pattern and are of a family."""
+        entries = [self._entries[name] for name in self]
+        return sorted(
+            {
+                entry.pattern
+                for entry in entries
+                if family in (None, entry.family)
+                and (
+                    pattern is None or matches(pattern, entry.pattern, entry.family, self.families)
+                )
+            }
+        )
+
     def registered(self, name: str) -> bool:
         """Whether a name is registered so far; unlike `in`, this imports no plugin."""
         self._fill()
-        return name in self._entries
+        return name in self._entries or name in self._renamed
 
     def __getitem__(self, name: str) -> E:
         entry = self._find(name)
@@ -175,9 +220,24 @@ class Registry(Generic[T, E]):
         self._fill()
         if self.base is not None and name not in self._entries and is_reference(name):
             return self._from_reference(name, self.base)
-        if name not in self._entries:
+        if not (name in self._entries or name in self._renamed):
             load_installed()
-        return self._entries.get(name)
+        return self._entries.get(self._current(name))
+
+    def _current(self, name: str) -> str:
+        """Return the name that an entry has now, and warn once of an old one."""
+        if name not in self._renamed:
+            return name
+        renamed = self._renamed[name]
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(
+                f"{self.noun} {name!r} is now called {renamed.name!r}; fusionzoo"
+                f" {renamed.removed_in} will not know the old name",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return renamed.name
 
     def _from_reference(self, reference: str, base: type) -> E:
         """Import `my_module:MyClass`; facts are those of its registration, else of the class."""
@@ -215,6 +275,17 @@ class Registry(Generic[T, E]):
 
     def _fact_names(self) -> list[str]:
         return [x.name for x in fields(self.entry) if x.name not in ("name", "cls", "summary")]
+
+
+def matches(pattern: str, name: str, family: str, families: Iterable[str]) -> bool:
+    """Whether a shell pattern such as `m*` matches a name; a family's name stands for the family.
+
+    >>> matches("m*", "mbt", "attention", FAMILIES := ("early", "attention"))
+    True
+    >>> matches("early", "early", "attention", FAMILIES)
+    False
+    """
+    return family == pattern if pattern in families else fnmatchcase(name, pattern)
 
 
 def import_siblings(path: Iterable[str], package: str) -> None:

@@ -24,7 +24,11 @@ def cpu_seconds() -> float:
 
 
 def seconds(work: Callable[[], object], clock: Clock = cpu_seconds) -> float:
-    """Run `work` once and return how long it took."""
+    """Run `work` once and return how long it took; waiting does not count.
+
+    >>> seconds(lambda: time.sleep(0.2)) < 0.15
+    True
+    """
     start = clock()
     work()
     return clock() - start
@@ -34,7 +38,13 @@ def interleaved(
     works: Mapping[str, Callable[[], object]], rounds: int, clock: Clock = cpu_seconds
 ) -> dict[str, list[float]]:
     """Time each of `works` once a round, in turns that change direction, so that drift of the
-    machine affects all alike; a first round warms up and does not count."""
+    machine affects all alike; a first round warms up and does not count.
+
+    >>> calls = []
+    >>> times = interleaved({name: lambda name=name: calls.append(name) for name in "ab"}, 2)
+    >>> "".join(calls), [len(spent) for spent in times.values()]
+    ('abbaab', [2, 2])
+    """
     times: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name in list(works)[:: -1 if number % 2 else 1]:
@@ -48,6 +58,10 @@ def compare(ours: Sequence[float], bare: Sequence[float], digits: int = 3) -> di
     """Return the median of ours / bare over rounds, its quartiles, and the median times.
 
     A run whose quartiles are too far apart says so on the error stream.
+
+    >>> steady = compare([1.02, 1.03, 1.01, 1.02, 9.0], [1.0] * 5)
+    >>> steady["quartile_low"], steady["ratio"], steady["quartile_high"]
+    (1.02, 1.02, 1.03)
     """
     low, ratio, high = statistics.quantiles(
         [x / y for x, y in zip(ours, bare, strict=True)], n=4, method="inclusive"

@@ -92,6 +92,8 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
 
     tables: list[dict[str, Any]] = [KINDS, *CORRUPTIONS.values()]
     stored = [dict(table) for table in tables]
+    for registry in REGISTRIES.values():
+        registry._fill()  # else a test that is the first to list them fills what is undone
     entries = {name: dict(registry._entries) for name, registry in REGISTRIES.items()}
     modules, path, groups = set(sys.modules), list(sys.path), set(plugins._loaded_groups)
 

@@ -44,7 +44,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("command", [["zoo"], ["zoo", "info", "gmu"], ["zoo", "info", "hf/x"]])
+@pytest.mark.parametrize(
+    "command", [["zoo"], ["zoo", "list", "m*"], ["zoo", "info", "gmu"], ["zoo", "info", "hf/x"]]
+)
 def test_the_zoo_is_shown_without_torch(command: list[str], cache: Path) -> None:
     heavy = ("torch", "numpy", "pydantic", "timm", "transformers")
     code = f"from fusionzoo.cli import main; main({command!r}); {LOADED.format(heavy)}"
@@ -147,6 +149,40 @@ def test_zoo_info_shows_the_settings_of_every_component(
     out = capsys.readouterr().out
     assert all(words in out for words in shown)
     assert ("mel/*" in out) == (name == "mel/resnet10t")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown", "hidden"),
+    [
+        ("mm*", ["3 fusions", "mmtm", "1 training strategies", "mmpareto"], ["gmu", "Encoders"]),
+        ("late", ["14 fusions", "qmf"], ["gmu", "training strategies", "Encoders"]),
+        ("audio", ["Encoders", "mel/stats"], ["fusions", "tabular"]),
+        ("timm/vit_tiny_*", ["timm/vit_tiny_patch16_224\n"], ["fusions", "Encoders", "swin"]),
+    ],
+)
+def test_zoo_list_shows_what_matches(
+    pattern: str,
+    shown: list[str],
+    hidden: list[str],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+    assert main(["zoo", "list", pattern]) == 0
+    out = capsys.readouterr().out
+    assert [words for words in shown if words not in out] == []
+    assert [words for words in hidden if words in out] == []
+
+
+def test_a_pattern_that_matches_nothing_is_one_line(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+    for command, noun in (("zoo", "fusion, training strategy or encoder"), ("data", "data set")):
+        assert main([command, "list", "q9*"]) == 2
+        expected = f"error: no {noun} matches 'q9*'; `fusionzoo {command} list` lists all\n"
+        assert capsys.readouterr() == ("", expected)
 
 
 def test_an_unknown_name_is_one_line(

@@ -1,4 +1,4 @@
-"""The examples in CONTRIBUTING.md: each file works as a plugin, and in the folder it belongs in."""
+"""The examples in docs/plugins.md: each file works as a plugin, and in the folder it belongs in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fusionzoo.testing.runner import fusion_suite, objective_suite
 from fusionzoo.training.balance import BALANCE
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+TEXT = (ROOT / "docs" / "plugins.md").read_text()
 BLOCK = r"\n### [^`\n]+`(\S+\.py)`\n.*?```python\n(.*?)```"  # below a heading with a file's name
 FILES = {Path(path): code for path, code in re.findall(BLOCK, TEXT, re.DOTALL)}
 PLACED = {path: code for path, code in FILES.items() if len(path.parts) > 1}

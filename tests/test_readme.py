@@ -121,7 +121,7 @@ def test_every_command_for_a_finished_model_is_understood(
 def test_every_search_command_is_understood(flags: list[str]) -> None:
     cfg = from_args(SearchConfig, [f"--embeddings={flags[0]}", *flags[1:]])
     assert cfg.embeddings == flags[0]
-    assert cfg.text or cfg.image or cfg.audio
+    assert cfg.text or cfg.image or cfg.audio or cfg.id
 
 
 def test_the_figures_of_the_search_example_are_the_ones_in_results() -> None:

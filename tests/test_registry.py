@@ -61,6 +61,22 @@ def test_the_families_that_are_shown_are_those_of_the_registries() -> None:
     assert BALANCE.families == tuple(BALANCE_FAMILIES)
 
 
+def test_names_are_listed_by_pattern_or_family() -> None:
+    registry = fusions()
+    for name, family in (("mbt", "early"), ("mult", "late"), ("late", "early")):
+        registry.register(name, family=family)(type(name, (Fusion,), {}))
+    assert registry.names("m*") == ["mbt", "mult"]
+    assert registry.names("m*", "late") == registry.names("late") == ["mult"]  # not the fusion
+    assert registry.names("[l]ate") == ["late"]
+    assert registry.names("M*") == registry.names("early", "late") == []
+    assert fusionzoo.list_fusions(family="late") == fusionzoo.list_fusions("late")
+    assert fusionzoo.list_datasets("d*") == ["digits"]
+    assert fusionzoo.list_encoders("tab*", kind="text") == []
+    assert fusionzoo.list_encoders("hf/no*") == fusionzoo.list_encoders("no/*") == []
+    assert "torchvision-video/r3d_18" in fusionzoo.list_encoders("torchvision-video/r*")
+    assert set(fusionzoo.list_encoders("t*", kind="image")) >= {"timm/*", "torchvision/*"}
+
+
 def test_an_entry_holds_the_facts_of_its_kind_alone() -> None:
     shared = {"name", "cls", "summary", "family", "paper"}
     assert set(Entry.__dataclass_fields__) == shared
@@ -91,6 +107,55 @@ def test_a_name_is_never_overwritten_but_a_definition_that_runs_again_replaces_i
     with pytest.raises(FusionZooError, match=r"'mine' is registered twice: by .*Mine and by .*"):
         registry.register("mine", family="early")(type("Other", (Fusion,), {}))
     assert registry["mine"].cls is second
+
+
+def test_an_old_name_builds_the_new_entry_with_one_warning() -> None:
+    registry = fusions()
+
+    @registry.register("mine", family="early")
+    class Mine(Fusion):
+        pass
+
+    registry.rename("my_own", "mine", removed_in="0.4")
+    said = "fusion 'my_own' is now called 'mine'; fusionzoo 0.4 will not know the old name"
+    with pytest.warns(FutureWarning, match=f"^{said}$") as warned:
+        assert registry["my_own"] is registry["mine"]
+        assert "my_own" in registry and registry.registered("my_own")
+    assert len(warned) == 1
+    assert list(registry) == registry.names("m*") == ["mine"]
+    with pytest.raises(FusionZooError, match=r"unknown fusion 'mien'\. Did you mean 'mine'\?"):
+        registry["mien"]
+    with pytest.raises(FusionZooError, match="'my_own' is the old name of 'mine'"):
+        registry.register("my_own", family="early")(type("Other", (Fusion,), {}))
+    with pytest.raises(FusionZooError, match="'mine' cannot be renamed 'mine': 'mine' is in use"):
+        registry.rename("mine", "mine", removed_in="0.4")
+    with pytest.raises(FusionZooError, match="there is no 'yours'"):
+        registry.rename("my_own", "yours", removed_in="0.4")
+
+
+def test_a_saved_model_that_has_old_names_loads_and_is_saved_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (FUSIONS, ENCODERS):
+        monkeypatch.setattr(registry, "_renamed", {})
+        monkeypatch.setattr(registry, "_warned", set())
+    FUSIONS.rename("total", "sum", removed_in="0.4")
+    ENCODERS.rename("letters", "chars", removed_in="0.4")
+    ENCODERS.rename("pytorch-image-models", "timm", removed_in="0.4")
+    encoders: dict[str, Any] = {
+        "text": {"name": "chars", "dim": 8, "num_heads": 2, "num_layers": 1},
+        "image": {"name": "timm/test_resnet", "pretrained": False},
+    }
+    fusionzoo.create_model("sum", encoders, 2).save(tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    text = config.read_text()
+    old = text.replace('"sum"', '"total"').replace('"chars"', '"letters"')
+    (tmp_path / "a" / "digests.json").unlink()
+    config.write_text(old.replace('"timm/', '"pytorch-image-models/'))
+    with pytest.warns(FutureWarning) as warned:
+        fusionzoo.load(tmp_path / "a").save(tmp_path / "b")
+    assert len(warned) == 3
+    assert (tmp_path / "b" / "config.json").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +198,7 @@ def test_an_encoder_says_at_registration_that_a_models_name_follows(
 def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "_entries", {name: DATASETS[name] for name in DATASETS})
     folders = []
 
     def fetch(folder: Path | None) -> Path:
@@ -162,7 +227,7 @@ def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
 def test_a_data_set_that_declares_no_setting_takes_those_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "_entries", {name: DATASETS[name] for name in DATASETS})
 
     @DATASETS.register("plain", family="built-in")
     def plain() -> PairedDataset:

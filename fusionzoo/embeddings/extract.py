@@ -309,7 +309,7 @@ def describe(
 ) -> dict[str, Any]:
     """Return what a file says of itself, under the key `fusionzoo` of its metadata.
 
-    `data` identifies the data set, see `features.identity`.
+    `data` identifies the data set, see `identity.data_identity`.
     """
     unit = {name for name in widths if cfg.normalise or name.startswith("aligned_")}
     vectors = {

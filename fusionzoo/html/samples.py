@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media import decode
+from fusionzoo.datasets.media.decode import decode
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Clip
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice, did_you_mean
 from fusionzoo.plugins import definition_of
 
 from .checks import Checks, describe
@@ -113,7 +114,7 @@ def main_check(target: str, kind: str = "fusion", settings: Mapping[str, Any] | 
 
 def require(target: str | Callable[..., Any], kind: str, settings: Mapping[str, Any]) -> None:
     """Raise an `AssertionError` that names the checks that failed, if any did."""
-    name = target if isinstance(target, str) else _reference(target)
+    name = _name(target)
     outcomes = list(results(name, kind, settings))
     failed = [f"\n- {x.check}\n  {x.tried}\n  Found: {x.problem}" for x in outcomes if x.problem]
     if failed:
@@ -121,6 +122,48 @@ def require(target: str | Callable[..., Any], kind: str, settings: Mapping[str, 
         raise AssertionError(
             f"{name} fails {len(failed)} of {len(outcomes)} checks of {what}:{''.join(failed)}"
         )
+
+
+def cases(
+    targets: Sequence[str | Callable[..., Any]],
+    kind: str,
+    settings: Mapping[str, Any],
+    names: Sequence[str] | None,
+    expected_failed: Mapping[str, str],
+) -> list[Any]:
+    """Return parameters of pytest: for each target and check, a function that runs the check.
+
+    A component is loaded once, by the first of its checks. Those that are expected to fail, with
+    the reason, are marked so, strictly.
+    """
+    import pytest
+
+    check_choice("kind", kind, (*SUITES,))
+    suite = SUITES[kind]()
+    for name in (*expected_failed, *(names or ())):
+        if name not in suite.checks:
+            raise FusionZooError(
+                f"there is no check {name!r} of {KINDS.get(kind, 'a fusion')}."
+                f"{did_you_mean(name, suite.checks)} There are: {', '.join(suite.checks)}."
+            )
+    parameters = []
+    for target in targets:
+        load = cache(partial(suite.load, _name(target), settings))
+        start = "" if len(targets) == 1 else f"{_name(target).rpartition(':')[2]}-"
+        for name in suite.checks if names is None else names:
+            reason = expected_failed.get(name)
+            marks = [] if reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
+            check = partial(_run, suite.checks[name], load)
+            parameters.append(pytest.param(check, id=f"{start}{name}", marks=marks))
+    return parameters
+
+
+def _run(check: Callable[[Any], None], load: Callable[[], Any]) -> None:
+    check(load())
+
+
+def _name(target: str | Callable[..., Any]) -> str:
+    return target if isinstance(target, str) else _reference(target)
 
 
 def _reference(component: Callable[..., Any]) -> str:

@@ -29,7 +29,7 @@ from .multitask import Tasks, plain_tasks
 
 
 class ObjectiveOutput(NamedTuple):
-    """Logits and per-sample losses of a batch; `reduction.py` averages them."""
+    """Logits and per-sample losses of a batch; `trainer.reduce_losses` averages them."""
 
     logits: Tensor  # (B, K) of the fusion
     loss: Tensor  # (B,) of the fusion

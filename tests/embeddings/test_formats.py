@@ -166,8 +166,8 @@ def test_files_that_do_not_belong_together_are_one_line(data: Any, tmp_path: Pat
 
 @pytest.fixture
 def arrow_plugin(tmp_path: Path, forget_plugins: Callable[[], None]) -> str:
-    """Write the example of CONTRIBUTING.md to a file."""
-    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    """Write the example of docs/plugins.md to a file."""
+    text = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
     section = text.partition("## An embedding format in one file\n")[2]
     (tmp_path / "arrow.py").write_text(section.split("```python\n")[1].partition("```")[0])
     return str(tmp_path / "arrow.py")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from fusionzoo.evaluation.statistics import (
     rank,
     seed_interval,
 )
+from helpers import coverage
 
 Record = Callable[[str, object], None]  # pytest's record_property
 DRAW = np.random.default_rng(0)
@@ -200,25 +199,22 @@ def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
 def test_intervals_over_folds_cover_the_truth_and_are_not_too_wide(
     number: int, record_property: Record
 ) -> None:
-    path = Path(__file__).parents[2] / "perf" / "coverage.py"
-    script = runpy.run_path(str(path))
-    setting = script["SETTINGS"][number]
-    covered, width = script["simulate"](setting, 500)["ours"]
+    setting = coverage.SETTINGS[number]
+    covered, width = coverage.simulate(setting, 500)["ours"]
     record_property("coverage", covered)
     assert 0.93 <= covered <= 0.98  # in 2,000 data sets 0.95 to 0.98: it rather is too wide
-    assert script["simulate"](setting, 500, tie=True)["ours"][0] > 0.94
-    assert width < 0.8 * script["simulate"](setting, 20)["Nadeau and Bengio"][1]
+    assert coverage.simulate(setting, 500, tie=True)["ours"][0] > 0.94
+    assert width < 0.8 * coverage.simulate(setting, 20)["Nadeau and Bengio"][1]
 
 
 @pytest.mark.slow
 def test_a_whole_benchmark_covers_its_true_gain_and_seldom_calls_a_tie_a_difference() -> None:
-    script = runpy.run_path(str(Path(__file__).parents[2] / "perf" / "coverage.py"))
-    procedure = script["PROCEDURES"][1]  # groups of three samples
-    assert procedure.group == 3 and script["FUSIONS"] == 30
-    figures = script["simulate_procedure"](procedure, 200, draws=200)
-    in_folds, over_all = (figures[x, "best single in truth"] for x in script["CHOICES"])
+    procedure = coverage.PROCEDURES[1]  # groups of three samples
+    assert procedure.group == 3 and coverage.FUSIONS == 30
+    figures = coverage.simulate_procedure(procedure, 200, draws=200)
+    in_folds, over_all = (figures[x, "best single in truth"] for x in coverage.CHOICES)
     assert 0.92 <= in_folds.coverage <= 0.995
     assert in_folds.bias < over_all.bias  # the choice over all folds is made on test samples, too
     assert figures["in each fold", "best single on the test split"].bias < 0.005
-    ties = script["simulate_procedure"](procedure, 200, tie=True, draws=200)
+    ties = coverage.simulate_procedure(procedure, 200, tie=True, draws=200)
     assert ties["in each fold", "best single on the test split"].called_different <= 0.08

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
-from fusionzoo.testing import fusions
+from fusionzoo.testing import fusions, parametrize_with_checks
 from fusionzoo.testing.runner import SUITES
 
 CHECKS = SUITES["fusion"]().checks
@@ -34,12 +35,11 @@ COMPILE, EXPORT = "it_compiles_whole", "it_exports_with_free_sizes"
 FUSIONS = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in list_fusions()]
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CHECKS if check not in (*LONG, COMPILE, EXPORT)]
+@parametrize_with_checks(
+    *list_fusions(), checks=[name for name in CHECKS if name not in (*LONG, COMPILE, EXPORT)]
 )
-@pytest.mark.parametrize("name", list_fusions())
-def test_contract(check: str, name: str) -> None:
-    CHECKS[check](fusions.maker(name))
+def test_contract(check: Callable[[], None]) -> None:
+    check()
 
 
 @pytest.mark.parametrize("check", LONG)  # on top: two of them share a trained fusion

@@ -1,33 +1,20 @@
-"""perf/results.py knows every table, and when its code has changed since."""
+"""tests/helpers/results.py knows every table, and when its code has changed since."""
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from helpers import results
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """perf/results.py, a script, as a module."""
-    spec = importlib.util.spec_from_file_location("perf_results", ROOT / "perf" / "results.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "perf_results", module)  # where dataclasses look types up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def repository(results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one table, committed after its code."""
     monkeypatch.setattr(results, "ROOT", tmp_path)
     git(tmp_path, "init", "--quiet")
@@ -51,7 +38,7 @@ def commit(folder: Path, name: str, text: str) -> str:
     return git(folder, "rev-parse", "--short", "HEAD")
 
 
-def test_every_table_has_a_command_and_code_that_exist(results: ModuleType) -> None:
+def test_every_table_has_a_command_and_code_that_exist() -> None:
     folder = ROOT / "results"
     tables = [*folder.glob("*.csv"), *(folder / "benchmark").iterdir()]
     assert len(tables) > 10
@@ -73,7 +60,7 @@ def test_every_table_has_a_command_and_code_that_exist(results: ModuleType) -> N
             assert f'"{Path(table.partial).name}"' in (ROOT / words[1]).read_text()
 
 
-def test_a_table_is_stale_once_its_code_changes(results: ModuleType, repository: Path) -> None:
+def test_a_table_is_stale_once_its_code_changes(repository: Path) -> None:
     table = results.Table("table.csv", "python code.py", ("code.py",))
     assert not results.age(table).stale
     commit(repository, "other.py", "")
@@ -85,9 +72,7 @@ def test_a_table_is_stale_once_its_code_changes(results: ModuleType, repository:
     assert (age.commits_since, age.uncommitted, age.stale) == (1, False, True)
 
 
-def test_a_commit_that_the_rows_name_counts_rather_than_the_table_s_own(
-    results: ModuleType, repository: Path
-) -> None:
+def test_a_commit_that_the_rows_name_counts_rather_than_the_table_s_own(repository: Path) -> None:
     measured_at = git(repository, "rev-parse", "--short", "HEAD")
     commit(repository, "code.py", "x = 2\n")
     commit(repository, "results/table.csv", f"seed,commit\n0,{measured_at}\n")
@@ -95,9 +80,7 @@ def test_a_commit_that_the_rows_name_counts_rather_than_the_table_s_own(
     assert (age.commit, age.commits_since) == (measured_at, 1)
 
 
-def test_running_a_table_starts_anew_and_takes_over_the_report(
-    results: ModuleType, repository: Path
-) -> None:
+def test_running_a_table_starts_anew_and_takes_over_the_report(repository: Path) -> None:
     (repository / "code.py").write_text(
         "from pathlib import Path\n"
         "out = Path('report/mine')\n"

@@ -21,9 +21,12 @@ from fusionzoo.testing import (
     check_objective,
     check_strategy,
     fusions,
+    parametrize_with_checks,
 )
 from fusionzoo.testing.checks import Checks
 from fusionzoo.testing.runner import SUITES, Suite, main_check
+
+pytest_plugins = "pytester"
 
 
 class Summed(Fusion):
@@ -90,6 +93,42 @@ def test_a_broken_fusion_is_told_which_checks_fail_and_what_was_tried() -> None:
     assert "\n- the content of a missing modality changes nothing\n  Tried: " in said
     assert "\n  Found: AssertionError: " in said
     assert "the same seed builds the same fusion" not in said
+
+
+OWN = """
+from fusionzoo.testing import parametrize_with_checks
+@parametrize_with_checks({target!r}, checks={checks!r}, expected_failed_checks={expected!r})
+def test_contract(check): check()
+"""
+FAILS, EXPECTED = "the_content_of_a_missing_modality_changes_nothing", "batch_mates_change_nothing"
+PASSES, GUESS = "weights_are_shares_of_what_is_present", "the_same_seed_builds_the_same_fusion"
+
+
+def test_three_lines_are_one_case_for_each_check(pytester: pytest.Pytester) -> None:
+    expected = {EXPECTED: "by design", GUESS: "not tried"}
+    checks, target = [FAILS, EXPECTED, PASSES, GUESS], f"{__file__}:Leaking"
+    pytester.makepyfile(OWN.format(target=target, checks=checks, expected=expected))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-rfx")
+    assert done.parseoutcomes() == {"passed": 1, "failed": 2, "xfailed": 1}
+    done.stdout.fnmatch_lines_random(
+        [
+            f"FAILED *[[]{FAILS}[]]*",
+            f"FAILED *[[]{GUESS}[]]*",
+            "[[]XPASS(strict)[]] not tried",
+            f"XFAIL *[[]{EXPECTED}[]] - by design",
+        ]
+    )
+    assert len(parametrize_with_checks("sum").args[1]) == len(fusions.CHECKS)
+
+
+def test_cases_have_the_names_of_their_targets_and_unknown_checks_are_errors() -> None:
+    mark = parametrize_with_checks("sum", Summed, checks=["padding_changes_nothing"])
+    ids = [case.id for case in mark.args[1]]
+    assert ids == ["sum-padding_changes_nothing", "Summed-padding_changes_nothing"]
+    with pytest.raises(FusionZooError, match=r"'padding_chang' of a fusion\. Did you mean 'padd"):
+        parametrize_with_checks("sum", expected_failed_checks={"padding_chang": "?"})
+    with pytest.raises(FusionZooError, match="kind='fusoin' is neither 'fusion' nor"):
+        parametrize_with_checks("sum", kind="fusoin")
 
 
 def test_a_wrong_setting_is_an_error_that_names_it() -> None:

@@ -1,4 +1,4 @@
-"""Every hostile file as a job, and a process for each: what perf/hostile.py and its tests share."""
+"""Every hostile file as a job, and a process for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How often intervals over folds cover the truth: `python perf/coverage.py`, about 25 minutes.
+"""How often intervals over folds cover the truth.
+
+`python tests/helpers/coverage.py` takes about 25 minutes.
 
 Simulated data sets of two modalities; ridge classifiers see one of them (the single modality) or
 both (fusion), each with a random subset of features that stands for a training seed. Five folds,
@@ -33,7 +35,7 @@ from fusionzoo.benchmark.bench import VALIDATION_PARTS
 from fusionzoo.evaluation.statistics import LEVEL, by_group, crossed
 
 Array = NDArray[np.float64]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDS, SEEDS, CLASSES = 5, 3, 4
 KEPT = 0.9  # share of the features that a seed's classifier sees
 
@@ -398,6 +400,7 @@ def procedure_rows(procedures: Sequence[Procedure] = PROCEDURES) -> Iterator[lis
 
 
 def main() -> None:
+    """Measure all settings and procedures, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--runs", type=int, default=2000, help="data sets of each setting, one fusion"

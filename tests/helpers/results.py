@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
 TRAINING = (
     *MODEL,
@@ -95,12 +95,19 @@ TABLES = (
     script("interactions", (*TRAINING, *SHARED), "runs/interactions.jsonl"),
     script("linear", ("datasets/builtin/hanzi.py", "datasets/packages.py", "encoders")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
-    script("predict_rows", ("datasets/opening/raw_rows.py", "fusionzoo/inference.py", *MODEL)),
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
     script("which", BENCHMARK, "runs/which"),
-    script("hostile", ("tests/helpers/hostile", *READING)),
-    script("coverage", ("fusionzoo/evaluation/statistics.py",)),
-    script("linear_skip", (*BENCHMARK, "configs/benchmarks/stamps.yaml"), "runs/linear_skip"),
+    Table(
+        "hostile.csv",
+        "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
+        " tests/datasets/test_hostile.py",
+        ("tests/helpers/hostile", *READING),
+    ),
+    Table(
+        "coverage.csv",
+        "python tests/helpers/coverage.py",
+        ("tests/helpers/coverage.py", "fusionzoo/evaluation/statistics.py"),
+    ),
     Table(
         "nightly.csv",
         "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
@@ -124,8 +131,8 @@ TABLES = (
 
 # Measured once; results/LOG.md says at which commit the command still exists.
 RETIRED = ("audit.csv", "augment.csv", "branches.csv", "cache.csv", "cells.csv", "loader.csv")
-RETIRED += ("missing_products.csv", "pid.csv", "retrieval.csv", "rows.csv", "search.csv")
-RETIRED += ("storage.csv",)
+RETIRED += ("linear_skip.csv", "missing_products.csv", "pid.csv", "predict_rows.csv")
+RETIRED += ("retrieval.csv", "rows.csv", "search.csv", "storage.csv")
 
 
 @dataclass(frozen=True)
