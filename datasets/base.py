@@ -22,6 +22,10 @@ from .paired import PairedDataset
 from .tables.paths import labels_of_join
 from .tables.table import word_list
 
+POLICY = ("on_error", "max_errors")  # rules by which a data set is read
+# What registers data sets; a layout is a manifest, too.
+HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.opening")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSettings:
@@ -62,7 +66,6 @@ class SharedSettings:
 
 DEFAULTS = SharedSettings()
 SHARED = dict(inspect.signature(SharedSettings).parameters)
-POLICY = ("on_error", "max_errors")  # rules by which a data set is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,6 @@ class DatasetEntry(Entry[PairedDataset]):
         return shared.view(dataset.with_policy(**policy))
 
 
-# What registers data sets; a layout is a manifest, too.
-HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.opening")
 DATASETS: Registry[PairedDataset, DatasetEntry] = Registry(
     "data set", "fusionzoo data list", DatasetEntry, ("built-in", "format"), packages=HOMES
 )

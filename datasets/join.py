@@ -19,6 +19,8 @@ from .tables.table import ROLES, Samples
 
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
+Sources = Mapping[str, Samples]
+Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
 
 
 class JoinedRows(NamedTuple):
@@ -182,9 +184,6 @@ def modality_names(sources: Mapping[str, Samples]) -> dict[str, dict[str, str]]:
     }
 
 
-Sources = Mapping[str, Samples]
-
-
 class SplitRule(NamedTuple):
     """Where the splits of joined samples come from."""
 
@@ -265,9 +264,6 @@ def _collect_splits(
         how = rules[hashed[0]].split(";")[0]
         rule = f"{rule or 'fixed'}; {num_made:,} samples without one {how}"
     return pa.array(splits, pa.string()), SplitRule(rule, shares)
-
-
-Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
 
 
 class JoinedTable(NamedTuple):

@@ -18,6 +18,9 @@ from .media.audio import is_video
 from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
 
+Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
+WINDOW = 50  # batches whose samples are sorted by length together
+
 
 def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
     """Return the weights of the samples at `indices`."""
@@ -36,10 +39,6 @@ def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: T
     if not values[indices].any():
         raise FusionZooError("all weights are 0: there is nothing to sample from")
     return values[indices]
-
-
-Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in this epoch
-WINDOW = 50  # batches whose samples are sorted by length together
 
 
 class PairedSampler(Sampler[int]):

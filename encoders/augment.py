@@ -26,6 +26,20 @@ COLOUR = 0.4  # the largest change of brightness, contrast and saturation
 HUE = 0.05  # the largest change of the hue, in turns
 ERASED = 0.5  # the probability of erasing a part
 ERASED_AREA = (0.02, 0.2)  # its share of the area
+AUDIO_OPERATIONS = ("gain", "noise", "shift", "mask")
+GAIN = 10.0  # dB, the largest change of the level
+CLEAN, NOISIEST = 50.0, 10.0  # dB, signal-to-noise ratios between which the noise is drawn
+SHIFT = 0.1  # the largest shift, as a share of the clip
+MASKS_PER_AXIS = 2  # over mel bands, and as many over time
+BANDS, SPAN = 0.3, 0.2  # the widest mask, as a share of the bands and of the clip
+TEXT_OPERATIONS = ("drop", "swap", "typos")
+DROP, SWAP, TYPO = 0.2, 0.1, 0.1  # probability per word at strength 1
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "image": IMAGE_OPERATIONS,
+    "audio": AUDIO_OPERATIONS,
+    "text": TEXT_OPERATIONS,
+}
+MASKS = "masks"  # the input of an encoder that masks its spectrogram
 
 
 def uniform(low: float, high: float, generator: torch.Generator) -> float:
@@ -107,15 +121,6 @@ def erase(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     mean = image.float().mean((-2, -1), keepdim=True).round().to(image.dtype)
     erased[..., top : top + h, left : left + w] = mean
     return erased
-
-
-AUDIO_OPERATIONS = ("gain", "noise", "shift", "mask")
-
-GAIN = 10.0  # dB, the largest change of the level
-CLEAN, NOISIEST = 50.0, 10.0  # dB, signal-to-noise ratios between which the noise is drawn
-SHIFT = 0.1  # the largest shift, as a share of the clip
-MASKS_PER_AXIS = 2  # over mel bands, and as many over time
-BANDS, SPAN = 0.3, 0.2  # the widest mask, as a share of the bands and of the clip
 
 
 @dataclass(frozen=True)
@@ -212,11 +217,6 @@ def _covered(edges: Tensor, size: int) -> Tensor:
     return ((edges[..., :1] <= centres) & (centres < edges[..., 1:])).any(1)
 
 
-TEXT_OPERATIONS = ("drop", "swap", "typos")
-
-DROP, SWAP, TYPO = 0.2, 0.1, 0.1  # probability per word at strength 1
-
-
 def change_text(
     text: str, strength: float, operations: Collection[str], generator: torch.Generator
 ) -> str:
@@ -272,14 +272,6 @@ def misspell(word: str, place: float, generator: torch.Generator) -> str:
         return word[:at] + word[other % len(word)] + word[at + 1 :]
     at = min(at, len(word) - 2)
     return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-
-
-OPERATIONS: dict[str, tuple[str, ...]] = {
-    "image": IMAGE_OPERATIONS,
-    "audio": AUDIO_OPERATIONS,
-    "text": TEXT_OPERATIONS,
-}
-MASKS = "masks"  # the input of an encoder that masks its spectrogram
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,21 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
 
+MODES = ("none", "all", "all_but_last_<n>", "norm")
+Item = dict[str, Tensor]
+SCHEMES: dict[str, Callable[..., Tensor]] = {
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_normal": partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+    "kaiming_uniform": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
+    "orthogonal": nn.init.orthogonal_,
+    "trunc_normal": partial(nn.init.trunc_normal_, std=0.02),
+    "normal": partial(nn.init.normal_, std=0.02),
+    "constant": partial(nn.init.constant_, val=0.0),
+}
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 def unmasked(tokens: Tensor, pooled: Tensor | None = None) -> Features:
     """Return features whose tokens are all real; without a pooled vector it is their mean."""
@@ -56,9 +71,6 @@ def _without_gaps(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
     index = order[..., None].expand(-1, -1, tokens.shape[-1])
     return tokens.gather(1, index), mask.gather(1, order)
-
-
-MODES = ("none", "all", "all_but_last_<n>", "norm")
 
 
 def layer_numbers(module: nn.Module) -> dict[str, int]:
@@ -189,9 +201,6 @@ def called_modules(module: nn.Module, run: Callable[[], object]) -> set[nn.Modul
         for hook in hooks:
             hook.remove()
     return called
-
-
-Item = dict[str, Tensor]
 
 
 class Processor(ABC):
@@ -398,20 +407,6 @@ def run_by_length(
     counts = torch.tensor([len(x) for x in tokens], device=lengths.device)
     padded = pad_sequence(tokens, batch_first=True)
     return padded, torch.arange(padded.shape[1], device=lengths.device) < counts[:, None]
-
-
-SCHEMES: dict[str, Callable[..., Tensor]] = {
-    "xavier_uniform": nn.init.xavier_uniform_,
-    "xavier_normal": nn.init.xavier_normal_,
-    "kaiming_normal": partial(nn.init.kaiming_normal_, nonlinearity="relu"),
-    "kaiming_uniform": partial(nn.init.kaiming_uniform_, nonlinearity="relu"),
-    "orthogonal": nn.init.orthogonal_,
-    "trunc_normal": partial(nn.init.trunc_normal_, std=0.02),
-    "normal": partial(nn.init.normal_, std=0.02),
-    "constant": partial(nn.init.constant_, val=0.0),
-}
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @torch.no_grad()

@@ -30,6 +30,8 @@ from .image import (
 
 MOST_FRAMES = 1024
 VIDEO_PROCESSOR = "video_preprocessor_config.json"
+# Frames of a clip in the evaluation that torchvision reports of its weights; 16 of all others.
+TORCHVISION_FRAMES = {"s3d": 128, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
 
 
 class ClipProcessor(ImageProcessor):
@@ -233,10 +235,6 @@ def read_clip_preparation(extractor: Any, source: str, side: int | None) -> Prep
         return preparation
     unit = 255 * float(extractor.rescale_factor)
     return replace(preparation, mean=tuple(x + 1 / unit for x in preparation.mean))
-
-
-# Frames of a clip in the evaluation that torchvision reports of its weights; 16 of all others.
-TORCHVISION_FRAMES = {"s3d": 128, "swin3d_t": 32, "swin3d_s": 32, "swin3d_b": 32}
 
 
 @ENCODERS.register("torchvision-video", family="image", takes_model=True)

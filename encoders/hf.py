@@ -31,6 +31,13 @@ CUSTOM_CODE = (
     " transformers"
 )
 _log = logging.getLogger("fusionzoo")
+# By kind, how transformers calls the parts of a joint model: tower, projection, configuration.
+PARTS = {
+    "image": ("vision_model", "visual_projection", "vision_config"),
+    "text": ("text_model", "text_projection", "text_config"),
+    "audio": ("audio_model", "audio_projection", "audio_config"),
+}
+_models: ContextVar[dict[str, Any] | None] = ContextVar("joint_models", default=None)
 
 
 def find_source(model: str, assets: Path | None) -> str:
@@ -210,15 +217,6 @@ def _unusable(source: str, error: Exception) -> FusionZooError:
     if "custom code" in str(error):
         return FusionZooError(f"{source} {CUSTOM_CODE}")
     return FusionZooError(f"{source} cannot be loaded: {one_line(error)}")
-
-
-# By kind, how transformers calls the parts of a joint model: tower, projection, configuration.
-PARTS = {
-    "image": ("vision_model", "visual_projection", "vision_config"),
-    "text": ("text_model", "text_projection", "text_config"),
-    "audio": ("audio_model", "audio_projection", "audio_config"),
-}
-_models: ContextVar[dict[str, Any] | None] = ContextVar("joint_models", default=None)
 
 
 @contextmanager

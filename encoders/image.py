@@ -26,6 +26,12 @@ MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is 
 # needs memory, and at 224 x 224 time; 64 images of 32 x 32 by eights take 3 times one call's time.
 FROZEN_ROWS, FROZEN_PIXELS = 8, 8 * 224 * 224
 LARGEST_SQUARE = 1 << 26  # pixels (200 MB) of an image after padding; larger ones shrink before
+TIMM_HUB = "hf-hub:"  # before <owner>/<model>, with @<revision> or without
+TIMM_CONFIG = "config.json"  # architecture and pretrained_cfg, as timm saves a model
+INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
+AUGMENT = ("none", "crop", "crop_flip")
+FIT = ("crop", "pad", "squash")
+CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +224,6 @@ def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     return from_hub(f"timm/{model}", lambda: build(True)) if pretrained else net
 
 
-TIMM_HUB = "hf-hub:"  # before <owner>/<model>, with @<revision> or without
-TIMM_CONFIG = "config.json"  # architecture and pretrained_cfg, as timm saves a model
-
-
 def find_timm_config(model: str, assets: Path | None) -> Path | None:
     """Return timm's configuration of a model in a folder or on the hub; None: timm lists it.
 
@@ -356,12 +358,6 @@ def timm_tokens(net: Any, feature_map: Tensor) -> Tensor:
         return feature_map[:, getattr(net, "num_prefix_tokens", 0) :]
     layout = "b h w d" if channels_last(net) else "b d h w"
     return rearrange(feature_map, f"{layout} -> b (h w) d")
-
-
-INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
-AUGMENT = ("none", "crop", "crop_flip")
-FIT = ("crop", "pad", "squash")
-CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours
 
 
 class ImageEncoder(Encoder):

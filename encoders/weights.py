@@ -28,6 +28,24 @@ from .wrapped import WRAPPED
 CONTAINERS = ("state_dict", "model_state_dict", "model", "weights", "net", "network", "module")
 OPTIMIZER = {"state", "param_groups"}  # keys of an optimiser's state
 MOST_NESTED = 4  # levels
+T = TypeVar("T")
+WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
+HUB_TIMEOUT = 5.0  # s
+PYTORCH_HUB = "https://download.pytorch.org"
+UNKNOWN = "unknown"  # a licence that no metadata say
+LONGEST_LICENCE = 60  # characters; some packages state the whole text
+DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}
+# Names of the projections to queries and values in different libraries.
+ATTENTION = (
+    ("qkv",),  # timm
+    ("query", "value"),  # BERT, AST
+    ("q_proj", "v_proj"),  # wav2vec 2.0, Whisper, CLIP
+    ("q_lin", "v_lin"),  # DistilBERT
+    ("query_proj", "value_proj"),  # DeBERTa
+    ("Wqkv",),  # ModernBERT
+    ("q", "v"),  # T5
+    ("c_attn",),  # GPT-2
+)
 
 
 class StoredTensors(NamedTuple):
@@ -91,12 +109,6 @@ def _holds_tensors(contents: Any, depth: int) -> bool:
     if depth < 1 or not isinstance(contents, Mapping) or contents.keys() >= OPTIMIZER:
         return False
     return _is_state_dict(contents) or any(_holds_tensors(x, depth - 1) for x in contents.values())
-
-
-T = TypeVar("T")
-WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and DDP, and of torch.compile
-HUB_TIMEOUT = 5.0  # s
-PYTORCH_HUB = "https://download.pytorch.org"
 
 
 @dataclass(frozen=True)
@@ -213,10 +225,6 @@ def resolve(path: str | Path) -> Path:
     return Path(str(package.locate_file(matching[0])))
 
 
-UNKNOWN = "unknown"  # a licence that no metadata say
-LONGEST_LICENCE = 60  # characters; some packages state the whole text
-
-
 def origin_of(encoder: Encoder) -> dict[str, str]:
     """Return the `source` of an encoder's first weights and their `licence`, which may be unknown.
 
@@ -303,20 +311,6 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         hub.HF_HUB_OFFLINE = before
-
-
-DEFAULTS: dict[str, Any] = {"r": 8, "alpha": 16, "dropout": 0.0, "targets": None}
-# Names of the projections to queries and values in different libraries.
-ATTENTION = (
-    ("qkv",),  # timm
-    ("query", "value"),  # BERT, AST
-    ("q_proj", "v_proj"),  # wav2vec 2.0, Whisper, CLIP
-    ("q_lin", "v_lin"),  # DistilBERT
-    ("query_proj", "value_proj"),  # DeBERTa
-    ("Wqkv",),  # ModernBERT
-    ("q", "v"),  # T5
-    ("c_attn",),  # GPT-2
-)
 
 
 def add_lora(

@@ -19,6 +19,16 @@ from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 DECAY = 0.99  # per batch; lets running means follow an encoder that is still training
+LINEAR_SKIP = inspect.Parameter(
+    "linear_skip", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
+)
+# The constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
+INCREMENT, FIRST, SECOND = (
+    -0x61C8864680B583EB,
+    -0x40A7B892E31B1A47,
+    -0x6B2FB644ECCEEE15,
+)
+BITS = 23  # of a uniform number: its middle values are exact in float32
 
 
 class Fusion(nn.Module):
@@ -259,11 +269,6 @@ class RunningMeans(nn.Module):
             mean.copy_(torch.lerp(mean, total / count.clamp(min=1), weight))
 
 
-LINEAR_SKIP = inspect.Parameter(
-    "linear_skip", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FusionEntry(Entry[Fusion]):
     """Facts about one fusion."""
@@ -348,15 +353,6 @@ def product(stacked: Tensor) -> Tensor:
 def power_norm(x: Tensor, dim: int = -1) -> Tensor:
     """Apply the signed square root, smoothed at 0 where its slope is infinite, and L2-normalise."""
     return F.normalize(x / (x.abs() + 1e-6).sqrt(), dim=dim)
-
-
-# The constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
-INCREMENT, FIRST, SECOND = (
-    -0x61C8864680B583EB,
-    -0x40A7B892E31B1A47,
-    -0x6B2FB644ECCEEE15,
-)
-BITS = 23  # of a uniform number: its middle values are exact in float32
 
 
 class Draws(nn.Module):

@@ -34,6 +34,28 @@ if TYPE_CHECKING:
 
 Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
 Model = FusionModel | Run | str | os.PathLike[str]
+C = TypeVar("C", bound=Callable[..., Any])
+REGISTRIES: dict[str, Registry[Any, Any]] = {
+    "fusion": FUSIONS,
+    "encoder": ENCODERS,
+    "dataset": DATASETS,
+    "balance": BALANCE,
+    "objective": OBJECTIVES,
+    "embedding_format": FORMATS,
+}
+BASES: dict[str, type] = {
+    "fusion": Fusion,
+    "encoder": Encoder,
+    "balance": Balance,
+    "objective": Task,
+    "embedding_format": EmbeddingFile,
+}
+DEFAULT_FAMILIES = {
+    "fusion": "early",
+    "dataset": "built-in",
+    "objective": "objective",
+    "embedding_format": "file",
+}
 
 
 @keyword_errors
@@ -180,31 +202,6 @@ def _loaded(model: Model) -> FusionModel | None:
     if isinstance(model, Run):
         return model.model
     return model if isinstance(model, FusionModel) else None
-
-
-C = TypeVar("C", bound=Callable[..., Any])
-
-REGISTRIES: dict[str, Registry[Any, Any]] = {
-    "fusion": FUSIONS,
-    "encoder": ENCODERS,
-    "dataset": DATASETS,
-    "balance": BALANCE,
-    "objective": OBJECTIVES,
-    "embedding_format": FORMATS,
-}
-BASES: dict[str, type] = {
-    "fusion": Fusion,
-    "encoder": Encoder,
-    "balance": Balance,
-    "objective": Task,
-    "embedding_format": EmbeddingFile,
-}
-DEFAULT_FAMILIES = {
-    "fusion": "early",
-    "dataset": "built-in",
-    "objective": "objective",
-    "embedding_format": "file",
-}
 
 
 def register(component: C, *, kind: str | None = None, name: str | None = None, **facts: Any) -> C:

@@ -22,6 +22,45 @@ if TYPE_CHECKING:
     from fusionzoo.zoo.cards import About, Card, EncoderCard, SettingCard
 
 ENCODER_KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
+COMMANDS = {  # first words -> module, and function that takes the words behind them
+    ("train",): (".scripts.train", "main"),
+    ("embed",): (".scripts.embed", "main"),
+    ("benchmark",): (".scripts.benchmark", "main"),
+    ("evaluate",): (".cli", "evaluate_command"),
+    ("predict",): (".cli", "predict_command"),
+    ("report",): (".tools.run_report.report", "report_command"),
+    ("search",): (".tools.search.search", "search_command"),
+    ("embed-report",): (".tools.embedding_report.report", "embed_report_command"),
+    ("analyse",): (".tools.analyse", "analyse_command"),
+    ("serve",): (".tools.serve.server", "serve_command"),
+    ("explain",): (".tools.explain.explain", "explain_command"),
+    ("export",): (".tools.export.export", "export_command"),
+    ("assemble",): (".tools.assemble", "assemble_command"),
+    ("data", "check"): (".tools.audit.audit", "check_command"),
+    ("data", "show"): (".tools.audit.audit", "show_command"),
+    ("data", "convert"): (".tools.data_convert", "convert_command"),
+}
+EVALUATE = Usage(
+    name="evaluate",
+    purpose="Measure a model: metrics of the fusion and of each modality's own head.",
+    words=("model", "data"),
+    examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
+    common=("model", "data", "target", "split", "every_subset", "out", "batch_size", "device"),
+    more="Without DATA, of the data it was trained on. Samples that training read are counted.",
+)
+PREDICT = Usage(
+    name="predict",
+    purpose="Predict every sample: a row with id, label, p_<class>, present_<modality>.",
+    words=("model", "data"),
+    examples=(
+        "runs/a new.csv --out predictions.csv",
+        "runs/a --split test --out predictions.parquet",
+        "runs/a new.csv --out safe.csv --csv_safe",
+    ),
+    common=("model", "data", "split", "out", "coverage", "csv_safe", "batch_size", "device"),
+    more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
+    " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
+)
 
 
 def add_data_command(commands: Any) -> None:
@@ -75,26 +114,6 @@ def fetch_data(parsed: argparse.Namespace) -> None:
             f"data set {parsed.name!r} is not downloaded; those that are: {', '.join(names)}"
         )
     print(f"ready: {fetch(Path(parsed.root) if parsed.root else None)}")
-
-
-COMMANDS = {  # first words -> module, and function that takes the words behind them
-    ("train",): (".scripts.train", "main"),
-    ("embed",): (".scripts.embed", "main"),
-    ("benchmark",): (".scripts.benchmark", "main"),
-    ("evaluate",): (".cli", "evaluate_command"),
-    ("predict",): (".cli", "predict_command"),
-    ("report",): (".tools.run_report.report", "report_command"),
-    ("search",): (".tools.search.search", "search_command"),
-    ("embed-report",): (".tools.embedding_report.report", "embed_report_command"),
-    ("analyse",): (".tools.analyse", "analyse_command"),
-    ("serve",): (".tools.serve.server", "serve_command"),
-    ("explain",): (".tools.explain.explain", "explain_command"),
-    ("export",): (".tools.export.export", "export_command"),
-    ("assemble",): (".tools.assemble", "assemble_command"),
-    ("data", "check"): (".tools.audit.audit", "check_command"),
-    ("data", "show"): (".tools.audit.audit", "show_command"),
-    ("data", "convert"): (".tools.data_convert", "convert_command"),
-}
 
 
 @quiet_pipe
@@ -381,29 +400,6 @@ def _prune_cache(parsed: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-EVALUATE = Usage(
-    name="evaluate",
-    purpose="Measure a model: metrics of the fusion and of each modality's own head.",
-    words=("model", "data"),
-    examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
-    common=("model", "data", "target", "split", "every_subset", "out", "batch_size", "device"),
-    more="Without DATA, of the data it was trained on. Samples that training read are counted.",
-)
-PREDICT = Usage(
-    name="predict",
-    purpose="Predict every sample: a row with id, label, p_<class>, present_<modality>.",
-    words=("model", "data"),
-    examples=(
-        "runs/a new.csv --out predictions.csv",
-        "runs/a --split test --out predictions.parquet",
-        "runs/a new.csv --out safe.csv --csv_safe",
-    ),
-    common=("model", "data", "split", "out", "coverage", "csv_safe", "batch_size", "device"),
-    more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
-    " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
-)
 
 
 def evaluate_command(args: Sequence[str]) -> int:

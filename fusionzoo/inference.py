@@ -50,6 +50,11 @@ from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.speed import as_float32, choose_for_inference
 from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 
+Settings = EvaluateConfig | PredictConfig
+RETRIEVAL = "retrieval"
+CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
+SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
+
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
     """Return a data set's settings: those given, read as the training data were; without a name
@@ -112,9 +117,6 @@ def refuse_to_replace(settings: Mapping[str, Any], out: str | None, flag: str = 
                 f"{flag} names {out}, from which the data are read (--data.{name}): name"
                 " another file"
             )
-
-
-Settings = EvaluateConfig | PredictConfig
 
 
 def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
@@ -229,9 +231,6 @@ def encode_batches(
         print(f"warning: {len(failures)} values could not be decoded: {sample_id} ({modality}) ...")
 
 
-RETRIEVAL = "retrieval"
-
-
 def aligned_vectors(model: FusionModel, features: Mapping[str, Features]) -> dict[str, Tensor]:
     """Return each modality's unit vectors in the common space (B, D), if the model has one."""
     present = {name: features[name].mask.any(1) for name in model.align or {}}
@@ -266,10 +265,6 @@ def retrieval_rows(directions: Mapping[str, Any]) -> tuple[list[str], list[list[
         for direction, figures in directions.items()
     ]
     return ["", *names], rows
-
-
-CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
-SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
 
 
 @torch.no_grad()

@@ -24,6 +24,14 @@ MOST_BYTES = 1 << 20  # of a README that is read
 MOST_CLASSES = 20  # that are listed
 OWN_DATA = ("manifest", "folders", "layout")  # data sets that are files of the author's
 MARK = "<!-- written by fusionzoo; sha256 of the text above: "
+EXAMPLES = {
+    "image": '"photo.jpg"',
+    "text": '"a few words"',
+    "audio": '"clip.wav"',
+    "vector": "[0.1, 0.2, ...]",
+    "sequence": "[[0.1, ...], [0.2, ...]]",
+    "tabular": '{"age": 31, ...}',
+}
 
 
 def write_card(folder: Path, text: str) -> None:
@@ -201,16 +209,6 @@ def _figure(values: Sequence[float] | None) -> str:
         return "-"
     text = f"{values[0]:.3f}"
     return f"{text} [{values[1]:.3f}, {values[2]:.3f}]" if len(values) > 2 else text
-
-
-EXAMPLES = {
-    "image": '"photo.jpg"',
-    "text": '"a few words"',
-    "audio": '"clip.wav"',
-    "vector": "[0.1, 0.2, ...]",
-    "sequence": "[[0.1, ...], [0.2, ...]]",
-    "tabular": '{"age": 31, ...}',
-}
 
 
 def _usage(config: Mapping[str, Any], name: str) -> str:

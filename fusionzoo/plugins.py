@@ -21,6 +21,13 @@ from typing import Any
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 PLUGINS = "fusionzoo.plugins"  # the package of the modules of plugin files
+GROUP = "fusionzoo.plugins"  # of entry points
+REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
+__path__: list[str] = []  # modules may lie below this one: `_PluginFinder` finds them
+_log = logging.getLogger("fusionzoo")
+_loaded_groups: set[str] = set()  # of entry points
+_files: dict[str, ModuleType] = {}  # the module of each file that was a plugin, by the file's name
+_imports_allowed = ContextVar("imports_allowed", default=True)
 
 
 def source_of(cls: type) -> str | None:
@@ -59,16 +66,6 @@ def file_digest(defined: Any) -> str:
         return hashlib.sha256(Path(inspect.getfile(defined)).read_bytes()).hexdigest()[:16]
     except (OSError, TypeError):
         return ""
-
-
-GROUP = "fusionzoo.plugins"  # of entry points
-REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
-
-__path__: list[str] = []  # modules may lie below this one: `_PluginFinder` finds them
-_log = logging.getLogger("fusionzoo")
-_loaded_groups: set[str] = set()  # of entry points
-_files: dict[str, ModuleType] = {}  # the module of each file that was a plugin, by the file's name
-_imports_allowed = ContextVar("imports_allowed", default=True)
 
 
 class _PluginFinder(MetaPathFinder):

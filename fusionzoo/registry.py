@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 E = TypeVar("E", bound="Entry[Any]")
+SECTIONS = ("Missing", "Pitfall", "Use when", "Settings", "Shapes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,9 +339,6 @@ def _problem(hint: Any, value: Any) -> str:
         reasons = dict.fromkeys(x["msg"][:1].lower() + x["msg"][1:] for x in error.errors())
         return ", or ".join(reasons)
     return ""
-
-
-SECTIONS = ("Missing", "Pitfall", "Use when", "Settings", "Shapes")
 
 
 def sections(text: str) -> dict[str, str]:

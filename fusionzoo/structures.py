@@ -20,6 +20,12 @@ ITEM_COUNTS = "item_counts"
 
 
 LACK_FLOAT64 = ("mps",)  # kinds of devices
+# Of an encoder, by name; `Features`: encoded already.
+Inputs: TypeAlias = "dict[str, Tensor] | Features"
+# Logits (B, K), target (B, ...) -> loss (B,).
+Criterion: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+MASK = (1 << 64) - 1
+FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def in_float64(tensor: Tensor) -> Tensor:
@@ -100,10 +106,6 @@ class Features(NamedTuple):
     pooled: Tensor  # (B, D)
 
 
-# Of an encoder, by name; `Features`: encoded already.
-Inputs: TypeAlias = "dict[str, Tensor] | Features"
-
-
 class FusionOutput(NamedTuple):
     """Fusion output for a batch."""
 
@@ -166,10 +168,6 @@ def _map_inputs(
         else {name: edit(tensor) for name, tensor in x.items()}
         for modality, x in inputs.items()
     }
-
-
-# Logits (B, K), target (B, ...) -> loss (B,).
-Criterion: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 class StepContext(NamedTuple):
@@ -239,10 +237,6 @@ def predictions(
     likeliest = [max(row, key=row.__getitem__) for row in rows]
     best = likeliest if chosen is None else [classes[index] for index in chosen]
     return [Prediction(label, row[label], row) for label, row in zip(best, rows, strict=True)]
-
-
-MASK = (1 << 64) - 1
-FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def seed_of(*parts: int | str) -> int:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="type[Target]")
 MAX_NUMBER = 3.4e38  # of float32
 EDGE = 1e-12  # averaged probabilities are kept this far from 0 and 1
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+NUMPY_SCALAR = re.compile(rf"np\.\w+\(({QUOTED}|[^()'\"]*)\)")  # np.int64(1), np.str_('a')
+PRINTED = {"True": True, "False": False, "np.True_": True, "np.False_": False, "None": None}
 
 
 @dataclass(frozen=True)
@@ -456,11 +459,6 @@ def label_word(label: str | float) -> str:
     if isinstance(label, bool):
         return str(label).lower()
     return category_of(label.strip() if isinstance(label, str) else label)
-
-
-QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-NUMPY_SCALAR = re.compile(rf"np\.\w+\(({QUOTED}|[^()'\"]*)\)")  # np.int64(1), np.str_('a')
-PRINTED = {"True": True, "False": False, "np.True_": True, "np.False_": False, "None": None}
 
 
 def read_list(cell: str) -> list[Any] | None:

@@ -25,6 +25,10 @@ from .files import replacing, without_folders
 NAME = "trained_on.safetensors"
 CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers
 SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
+NO_PATHS = (  # settings whose words are those of the table: a name, a sign, a word for a gap
+    *("columns", "kinds", "na", "label_separator", "delimiter", "decimal", "group_column"),
+    *("time_column", "on", "categorical", "fields", "sheet"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +111,6 @@ class TrainedOn:
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
         return cls(settings=settings, ids=ids, numbered=numbered, results=known)
-
-
-NO_PATHS = (  # settings whose words are those of the table: a name, a sign, a word for a gap
-    *("columns", "kinds", "na", "label_separator", "delimiter", "decimal", "group_column"),
-    *("time_column", "on", "categorical", "fields", "sheet"),
-)
 
 
 def _public(value: Any) -> Any:

@@ -259,7 +259,7 @@ NEW_FILES = {
     "@ENCODERS.register(family='text')\nclass New(Encoder):\n    '''New.'''\n",
     "datasets/builtin/dropped_in.py": "from fusionzoo.datasets import DATASETS, PairedDataset\n"
     "@DATASETS.register(family='built-in')\ndef new():\n    '''New.'''\n",
-    "datasets/sources/another.py": "from fusionzoo.datasets import DATASETS, split_by_hash\n"
+    "datasets/opening/another.py": "from fusionzoo.datasets import DATASETS, split_by_hash\n"
     "@DATASETS.register(family='format')\ndef new():\n    '''New.'''\n",
     "training/balance/dropped_in.py": "from fusionzoo.training.balance import BALANCE, Balance\n"
     "@BALANCE.register(family='loss')\nclass New(Balance):\n    '''New.'''\n",

@@ -20,6 +20,20 @@ from ..tables.provenance import Provenance
 
 SPLIT_CYCLE = ("train", "val", "train", "test", "train")
 TASKS = ("redundant", "unique", "xor", "and", "copy")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+CLASSES = 4
+SENSORS = 4  # modalities of `missing_at_test`
+RIGHT = 0.75  # probability that a sensor reads the class
+SPEAKERS = 3  # modalities of `reliability`
+NOISY = 6.0  # root-mean-square length of a noisy vector's noise
+HARD_RIGHT = 0.5  # probability that the hard modality shows the class where the easy one does
+SLOTS = 4  # items that the content of `modifier` shows
+KEYS = 6  # of `alignment`, of which each sample has four
+ENCODERS = {
+    "vector": {"name": "vector/mlp", "dim": 32, "hidden": 64},
+    "sequence": {"name": "sequence/transformer", "dim": 32, "num_layers": 1, "num_heads": 4},
+}
 
 
 @DATASETS.register("interactions", family="built-in")
@@ -134,18 +148,6 @@ def _answer(task: str, bits: np.ndarray) -> np.ndarray:
     if task == "and":
         return bits.all(1).astype(int)
     return bits @ (1 << np.arange(bits.shape[1]))
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-CLASSES = 4
-SENSORS = 4  # modalities of `missing_at_test`
-RIGHT = 0.75  # probability that a sensor reads the class
-SPEAKERS = 3  # modalities of `reliability`
-NOISY = 6.0  # root-mean-square length of a noisy vector's noise
-HARD_RIGHT = 0.5  # probability that the hard modality shows the class where the easy one does
-SLOTS = 4  # items that the content of `modifier` shows
-KEYS = 6  # of `alignment`, of which each sample has four
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,12 +306,6 @@ def ambiguous(setup: Setup) -> Planted:
 
 def _name(column: int) -> str:
     return chr(ord("a") + column)
-
-
-ENCODERS = {
-    "vector": {"name": "vector/mlp", "dim": 32, "hidden": 64},
-    "sequence": {"name": "sequence/transformer", "dim": 32, "num_layers": 1, "num_heads": 4},
-}
 
 
 class Situation(NamedTuple):

@@ -21,6 +21,18 @@ from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 from .budgets import check_shape
 
+ZIP, HDF5 = (".npz",), (".h5", ".hdf5")
+MAX_LOADED = 2**30  # bytes of a compressed array, which is decompressed whole, or of an HDF5 chunk
+NUMBERS, WORDS = "biuf", "US"  # kinds of dtypes
+LOCAL_HEADER = 30  # bytes of the header of a zip member, before its name
+DIMENSIONS = {"vector": 1, "sequence": 2}
+MAX_OPENED = 200  # arrays whose length is compared with a table's cells when it is opened
+PATTERN = (  # file, name of the array, row or rows
+    r"^(?P<file>.+?\.(?i:npy|npz|h5|hdf5))(?:::(?P<key>[^\[\]]+))?"
+    r"(?:\[(?P<start>[0-9]{1,15})(?:(?P<colon>:)(?P<stop>[0-9]{1,15}))?\])?$"
+)
+_pattern = re.compile(PATTERN)
+
 
 def check_npy(
     file: BinaryIO | Any, size: int, name: str
@@ -55,12 +67,6 @@ def check_npy(
             f" {missing:,} bytes are missing"
         )
     return shape, fortran_order, dtype
-
-
-ZIP, HDF5 = (".npz",), (".h5", ".hdf5")
-MAX_LOADED = 2**30  # bytes of a compressed array, which is decompressed whole, or of an HDF5 chunk
-NUMBERS, WORDS = "biuf", "US"  # kinds of dtypes
-LOCAL_HEADER = 30  # bytes of the header of a zip member, before its name
 
 
 def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
@@ -228,15 +234,6 @@ def _dataset_names(group: Any) -> list[str]:
         if isinstance(group.get(name, getlink=True), h5py.HardLink)
         and group.get(name, getclass=True) is h5py.Dataset
     ]
-
-
-DIMENSIONS = {"vector": 1, "sequence": 2}
-MAX_OPENED = 200  # arrays whose length is compared with a table's cells when it is opened
-PATTERN = (  # file, name of the array, row or rows
-    r"^(?P<file>.+?\.(?i:npy|npz|h5|hdf5))(?:::(?P<key>[^\[\]]+))?"
-    r"(?:\[(?P<start>[0-9]{1,15})(?:(?P<colon>:)(?P<stop>[0-9]{1,15}))?\])?$"
-)
-_pattern = re.compile(PATTERN)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,29 @@ from .budgets import BUDGETS, check_budget, file_size
 from .formats import BRANDS, VIDEOS, how_to_convert, is_audio
 
 MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
+# Lengths that programs write into a pipe, where they do not know the real one, besides 0: SoX (AIFF
+# and WAV), arecord, FFmpeg. Some count the header, others round to whole blocks.
+PLACEHOLDERS = (0x7F000000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
+ROUNDED = 4096  # bytes by which a length may differ from a placeholder
+HEAD = 512  # bytes, which contain the header of most files
+XING = 64  # bytes of an MP3's first frame that contain a header with the length, if any
+PAGE = 65_307  # bytes of the longest OGG page
+NUM_SAMPLES = (1 << 36) - 1  # bits of a FLAC's header
+COUNTS = (0, 192, *(576 << n for n in range(4)), 0, 0, *(256 << n for n in range(8)))
+RATE_BYTES = {12: 1, 13: 2, 14: 2}  # by code of the rate
+FRAME = 1 << 17  # bytes at the end of a FLAC that contain its last frame
+MOST_TRIES = 4  # frames of a FLAC whose checksum is computed, which takes 50 ms
+FRAMES = 8  # images taken of a video
+SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
+# Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
+# file that stays open, see `keep_handle`, is sought in from 2.5 s at 16 kHz.
+MAX_READ_AT_ONCE = 480_000
+MAX_READ_IF_SEEKABLE = 40_000
+# Values of all channels read at a time, so that only the averaged channel is kept whole.
+BLOCK = 1 << 17
+# Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
+# as floats do, and would be clipped in almost every sample.
+MAX_PEAK = 4.0
 
 
 class _Kept(threading.local):
@@ -112,20 +135,6 @@ def keep_handle(source: Path | bytes, file: Any) -> None:
 def take_handle(source: Path | bytes) -> Any:
     """Return the open file of a source, the very object, and forget it; None: not kept."""
     return _kept.here().pop(id(source), (None, None))[1]
-
-
-# Lengths that programs write into a pipe, where they do not know the real one, besides 0: SoX (AIFF
-# and WAV), arecord, FFmpeg. Some count the header, others round to whole blocks.
-PLACEHOLDERS = (0x7F000000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
-ROUNDED = 4096  # bytes by which a length may differ from a placeholder
-HEAD = 512  # bytes, which contain the header of most files
-XING = 64  # bytes of an MP3's first frame that contain a header with the length, if any
-PAGE = 65_307  # bytes of the longest OGG page
-NUM_SAMPLES = (1 << 36) - 1  # bits of a FLAC's header
-COUNTS = (0, 192, *(576 << n for n in range(4)), 0, 0, *(256 << n for n in range(8)))
-RATE_BYTES = {12: 1, 13: 2, 14: 2}  # by code of the rate
-FRAME = 1 << 17  # bytes at the end of a FLAC that contain its last frame
-MOST_TRIES = 4  # frames of a FLAC whose checksum is computed, which takes 50 ms
 
 
 @dataclass(frozen=True)
@@ -359,10 +368,6 @@ def _missing_in_ogg(file: BinaryIO, size: int) -> int:
     return missing or max(0, 27 + len(table) + sum(table) - (len(tail) - page))
 
 
-FRAMES = 8  # images taken of a video
-SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
-
-
 @dataclass(frozen=True)
 class Segment:
     """A recording from `start` to `end`, in seconds; `frames` is how many images are taken."""
@@ -462,17 +467,6 @@ def cost(value: Any) -> float:
     if isinstance(value, Path):
         return float(value.stat().st_size) if value.is_file() else 0.0
     return float(len(value[0] if isinstance(value, tuple) else value))
-
-
-# Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
-# file that stays open, see `keep_handle`, is sought in from 2.5 s at 16 kHz.
-MAX_READ_AT_ONCE = 480_000
-MAX_READ_IF_SEEKABLE = 40_000
-# Values of all channels read at a time, so that only the averaged channel is kept whole.
-BLOCK = 1 << 17
-# Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
-# as floats do, and would be clipped in almost every sample.
-MAX_PEAK = 4.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from fusionzoo.errors import FusionZooError
 
+EXPANSION = 100  # times the size of its file that a table may take, where that is more
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -50,7 +52,6 @@ BUDGETS = {
     # A table may be far larger than its file, but not a thousand times: see `check_expansion`.
     "table": Budget(limit=1 << 30, unit="bytes", advice="store repeated values once, as files"),
 }
-EXPANSION = 100  # times the size of its file that a table may take, where that is more
 
 
 def check_budget(budget: str, amount: int | float, name: str, words: str = "") -> None:

@@ -76,6 +76,22 @@ except BaseException as error:  # a panic in Rust is not an Exception
     sys.exit(" ".join(str(error).split()))
 sys.stdout.buffer.write(image)
 """
+FRAMES = (0xC0, 0xC1, 0xC2)  # markers of baseline, extended and progressive frames
+BEFORE_FRAME = (*range(0xE0, 0xF0), 0xFE, 0xDB, 0xC4, 0xDD)  # APPn, COM, DQT, DHT, DRI
+ORIENTATION = 0x0112  # in EXIF
+TURNS: dict[Any, tuple[bool, tuple[int, ...]]] = {  # transposed or not, then flipped dimensions
+    **{2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,))},
+    **{5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))},
+}
+EXIF = b"Exif\0\0"
+ARRAY_FILES = (".npy", *ZIP, *HDF5)
+T = TypeVar("T")
+# Of Pillow's formats; some others run a program (EPS runs Ghostscript).
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
+SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
+ROWS = 64  # of an image that are scaled at a time
+SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def render(data: bytes, path: str) -> bytes:
@@ -113,10 +129,6 @@ def _too_costly(path: str, limit: str) -> FusionZooError:
     )
 
 
-FRAMES = (0xC0, 0xC1, 0xC2)  # markers of baseline, extended and progressive frames
-BEFORE_FRAME = (*range(0xE0, 0xF0), 0xFE, 0xDB, 0xC4, 0xDD)  # APPn, COM, DQT, DHT, DRI
-
-
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Return width and height of a plain JPEG; None where only a full reader can tell.
 
@@ -141,14 +153,6 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
             return None
         position += 2 + length
     return None
-
-
-ORIENTATION = 0x0112  # in EXIF
-TURNS: dict[Any, tuple[bool, tuple[int, ...]]] = {  # transposed or not, then flipped dimensions
-    **{2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,))},
-    **{5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))},
-}
-EXIF = b"Exif\0\0"
 
 
 def jpeg_orientation(data: bytes) -> int | None:
@@ -195,9 +199,6 @@ def _exif_orientation(exif: bytes) -> int | None:
     return orientation
 
 
-ARRAY_FILES = (".npy", *ZIP, *HDF5)
-
-
 def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
     """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
 
@@ -223,15 +224,6 @@ def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
     if not np.isfinite(array).all():
         raise FusionZooError(f"{name} contains values that are not finite")
     return torch.as_tensor(array)
-
-
-T = TypeVar("T")
-# Of Pillow's formats; some others run a program (EPS runs Ghostscript).
-FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
-SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
-ROWS = 64  # of an image that are scaled at a time
-SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def decode(kind: str, value: Any) -> Any:

@@ -31,6 +31,12 @@ MAGIC = {
     b"<!DOCTYPE html": "HTML",
     b"<!doctype html": "HTML",
 }
+IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
+CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
+TEXTS = {".txt"}
+ARRAYS = {".npy"}
+VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
+SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}
 
 
 def format_of(data: bytes) -> str:
@@ -70,11 +76,3 @@ def how_to_convert(kind: str, name: str, data: bytes) -> str:
     command = f"ffmpeg -i {shlex.quote(source)} {shlex.quote(target)}"
     guess = f" (it is {known})" if known else ""
     return f"{guess}; {READ[kind]} are read; convert it: {command}"
-
-
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".svg"}
-CLIPS = {".wav", ".flac", ".ogg", ".oga", ".mp3"}
-TEXTS = {".txt"}
-ARRAYS = {".npy"}
-VIDEOS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ogv"}
-SUFFIXES = {"image": IMAGES, "audio": CLIPS, "text": TEXTS, "vector": ARRAYS, "sequence": ARRAYS}

@@ -74,6 +74,21 @@ HOW = {  # finding -> how it is shown
     **{EMPTY: "left out: empty", CONSTANT: "left out: constant", ID: "left out: id"},
     **{OTHER: "left out", NONE: "left out: --data.kinds", GROUP: "group"},
 }
+SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
+    *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
+    *("paths", "join", "on", "how", "frames", "sample_rate", "fields"),
+)
+AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
+UNITS = (  # with which names of columns end
+    "kg g mg µg ug ng t lb lbs oz st km m cm mm µm um nm mi ft in inch s sec ms min h hr d days wk"
+    " mo y yr years l dl cl ml µl mmol µmol umol mol nmol pa hpa kpa mpa bar mbar mmhg psi c f k"
+    " celsius fahrenheit kelvin j kj cal kcal w kw kwh hz khz mhz bpm eur usd gbp chf percent"
+    " % ° °c °f € $ £"
+)
+DATE_WORDS = {
+    **{"iso": "year, month, day", "dmy": "day, month, year", "mdy": "month, day, year"},
+    "excel": "days of a spreadsheet",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -584,15 +599,6 @@ def _source(settings: dict[str, Any], loaded: Loaded, on: Any) -> dict[str, Any]
     return completed
 
 
-SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
-    *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
-    *("paths", "join", "on", "how", "frames", "sample_rate", "fields"),
-)
-
-
-AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
-
-
 def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
     """Return settings that read a table as the model's training table, which `stored` describes.
 
@@ -680,14 +686,6 @@ def _without_absent(done: Completed) -> Completed:
     )
 
 
-UNITS = (  # with which names of columns end
-    "kg g mg µg ug ng t lb lbs oz st km m cm mm µm um nm mi ft in inch s sec ms min h hr d days wk"
-    " mo y yr years l dl cl ml µl mmol µmol umol mol nmol pa hpa kpa mpa bar mbar mmhg psi c f k"
-    " celsius fahrenheit kelvin j kj cal kcal w kw kwh hz khz mhz bpm eur usd gbp chf percent"
-    " % ° °c °f € $ £"
-)
-
-
 def near_column(name: str, names: Sequence[str]) -> str:
     """Return a hint at the column that `name` may be called now, or nothing.
 
@@ -717,12 +715,6 @@ def _stem_and_unit(name: str) -> tuple[str, str]:
     if match is None or match[2] not in UNITS.split():
         return fold(name), ""
     return match[1], match[2]
-
-
-DATE_WORDS = {
-    **{"iso": "year, month, day", "dmy": "day, month, year", "mdy": "month, day, year"},
-    "excel": "days of a spreadsheet",
-}
 
 
 def _check_cells(done: Completed) -> None:

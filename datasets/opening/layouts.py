@@ -22,6 +22,18 @@ from ..tables.provenance import Loaded, Provenance
 from ..tables.splits import SHARES, split_by_hash
 from .manifest import manifest
 
+Row = dict[str, Any]
+EMOTIONS = {
+    "ANG": "anger",
+    "DIS": "disgust",
+    "FEA": "fear",
+    "HAP": "happy",
+    "NEU": "neutral",
+    "SAD": "sad",
+}
+AVMNIST_VAL = 12  # every twelfth sample of the training set is for validation: the last ones
+HOLD_OUT = (0.9, 0.1, 0.0)  # shares of a training set that has no validation set
+
 
 def first_of(top: Path, names: Sequence[str]) -> Path:
     """Return the first of these files or folders that exists."""
@@ -82,18 +94,6 @@ def extracted(top: Path, stem: str) -> dict[str, str | None]:
     clips = (f"audio/{stem}{suffix}" for suffix in sorted(CLIPS))
     clip = next((name for name in clips if (top / name).is_file()), None)
     return {"audio": clip, "image": middle_frame(top, ("frames", "image"), stem)}
-
-
-Row = dict[str, Any]
-EMOTIONS = {
-    "ANG": "anger",
-    "DIS": "disgust",
-    "FEA": "fear",
-    "HAP": "happy",
-    "NEU": "neutral",
-    "SAD": "sad",
-}
-AVMNIST_VAL = 12  # every twelfth sample of the training set is for validation: the last ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +279,6 @@ LAYOUTS: dict[str, Callable[[Path], LayoutTable]] = {
     "mm-imdb": mm_imdb,
     "vggsound": vggsound,
 }
-
-
-HOLD_OUT = (0.9, 0.1, 0.0)  # shares of a training set that has no validation set
 
 
 @DATASETS.register("layout", family="format")

@@ -24,6 +24,8 @@ from ..tables.splits import SHARES, SPLITS, make_splits
 from .load import load_table
 
 MAIN = "root"  # the name of the manifest itself among the sources
+KINDS = ("image", "text", "audio")
+ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 
 
 def _open_joined(loaded: Loaded, settings: TableSettings, shared: SharedSettings) -> PairedDataset:
@@ -98,10 +100,6 @@ def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> P
     del loaded
     pa.default_memory_pool().release_unused()  # reading takes several times the table's memory
     return dataset
-
-
-KINDS = ("image", "text", "audio")
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 
 
 @DATASETS.register("folders", family="format")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
+FORMATS = ("manifest", "folders")  # data sets that are named by their path
+# File names that say nothing; the folder's name does.
+GENERIC = re.compile(r"(data|dataset|manifest|index|metadata|samples|table|all|train)$", re.I)
+STORED = re.compile(r"data-[0-9a-f]{12}\.parquet$")  # a table in memory, written to the cache
+UNNAMED = "a table in memory"
 
 
 def settings_of(data: Any) -> dict[str, Any]:
@@ -93,13 +98,6 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
     view = dataset if targets is None else dataset.with_targets(targets)
     shared = {name: settings[name] for name in settings if name != "targets"}
     return SharedSettings(**shared).view(view)
-
-
-FORMATS = ("manifest", "folders")  # data sets that are named by their path
-# File names that say nothing; the folder's name does.
-GENERIC = re.compile(r"(data|dataset|manifest|index|metadata|samples|table|all|train)$", re.I)
-STORED = re.compile(r"data-[0-9a-f]{12}\.parquet$")  # a table in memory, written to the cache
-UNNAMED = "a table in memory"
 
 
 def data_title(settings: Mapping[str, Any]) -> str:

@@ -32,6 +32,21 @@ from .blocks import ParquetBlocks, StoredCells, TarBlocks
 from .order import stored_cells
 from .storage import ITEMS, ShardFile, Storage
 
+BLOCK_BYTES = 4 << 20
+END_MARK = bytes(1024)
+MAX_PADDING = 1 << 20  # bytes of zeros behind the end mark; tar fills records of 10 kB
+KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
+TEXT = (".txt", ".caption", ".text")
+LABEL = (".cls", ".label")
+NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
+NAMES = (
+    "A sample's name ends at the first dot, and what stands between that and the ending is the name"
+    " of a modality, as in 000017.left.png: rename the files"
+)
+NUMBER = re.compile(r"[-_.]?\d+$")
+_log = logging.getLogger("fusionzoo")
+Key = tuple[str, str]  # of a sample: folder, and name up to the first dot
+
 
 class OpenedFile(NamedTuple):
     """What is known of a Parquet file once it is open."""
@@ -200,24 +215,6 @@ def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[i
     has_bytes = has_bytes.copy()
     has_bytes[[row for row, _ in files]] = True
     return has_bytes, files
-
-
-BLOCK_BYTES = 4 << 20
-END_MARK = bytes(1024)
-MAX_PADDING = 1 << 20  # bytes of zeros behind the end mark; tar fills records of 10 kB
-KIND_OF = {suffix: kind for kind in ("image", "audio", "text") for suffix in SUFFIXES[kind]}
-TEXT = (".txt", ".caption", ".text")
-LABEL = (".cls", ".label")
-NUMBERED = re.compile(r"(?:(?P<name>.+)\.)?(?P<number>\d{1,6})")
-NAMES = (
-    "A sample's name ends at the first dot, and what stands between that and the ending is the name"
-    " of a modality, as in 000017.left.png: rename the files"
-)
-NUMBER = re.compile(r"[-_.]?\d+$")
-_log = logging.getLogger("fusionzoo")
-
-
-Key = tuple[str, str]  # of a sample: folder, and name up to the first dot
 
 
 class TarSample(NamedTuple):

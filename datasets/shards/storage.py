@@ -34,6 +34,16 @@ VERSIONS = (
 )
 _log = logging.getLogger("fusionzoo")
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+NAME = "shards.json"
+LISTED = "files.json"  # the files of a converted stream, which is opened like any Parquet
+SAMPLES = "samples.arrow"
+DIGESTS = "SHA256SUMS"
+VERSION = 2
+KNOWN_VERSIONS = (1, 2)  # the first has no checksums but digests of whole files
+FORMATS = ("parquet", "webdataset")
+STORED = ("image", "audio", "vector", "sequence")  # kinds whose values are in the shards alone
+BYTES, OFFSETS = "_bytes", "_offsets"  # columns of samples.arrow: structs by modality
+ITEMS = pa.list_(pa.int64())  # type of their fields of a modality with lists
 
 
 def is_url(root: Any) -> bool:
@@ -273,18 +283,6 @@ class RangeFile(io.RawIOBase):
         stop = self.size if size < 0 else min(self.size, self.position + size)
         start, self.position = self.position, max(stop, self.position)
         return self.storage.read_range(self.name, start, stop) if stop > start else b""
-
-
-NAME = "shards.json"
-LISTED = "files.json"  # the files of a converted stream, which is opened like any Parquet
-SAMPLES = "samples.arrow"
-DIGESTS = "SHA256SUMS"
-VERSION = 2
-KNOWN_VERSIONS = (1, 2)  # the first has no checksums but digests of whole files
-FORMATS = ("parquet", "webdataset")
-STORED = ("image", "audio", "vector", "sequence")  # kinds whose values are in the shards alone
-BYTES, OFFSETS = "_bytes", "_offsets"  # columns of samples.arrow: structs by modality
-ITEMS = pa.list_(pa.int64())  # type of their fields of a modality with lists
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,10 @@ from .writers import (
 
 ENDINGS = {"parquet": ".parquet", "webdataset": ".tar"}
 SAMPLED = 32  # values whose bytes are measured where no file tells them
+PARTIAL = ".partial"  # folder of what a conversion under way keeps
+CHUNK = 64  # samples whose values are read at once, by several threads
+BATCH = 100  # rows that are read from the stream at once
+BLOCK_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,9 +192,6 @@ def _typical_size(dataset: Samples, name: str, kind: str, cells: list[Any]) -> f
     return float(np.mean(sizes)) if sizes else 0.0
 
 
-PARTIAL = ".partial"  # folder of what a conversion under way keeps
-
-
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """What a conversion wrote."""
@@ -291,9 +292,6 @@ def read_arrow(path: Path) -> pa.Table:
     """Read an Arrow file."""
     with pa.ipc.open_file(str(path)) as file:
         return file.read_all()
-
-
-CHUNK = 64  # samples whose values are read at once, by several threads
 
 
 def write_shards(
@@ -489,10 +487,6 @@ class _Conversion:
             resumed=resumed,
             failed=self.failed,
         )
-
-
-BATCH = 100  # rows that are read from the stream at once
-BLOCK_BYTES = 4_000_000
 
 
 def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False) -> Written:

@@ -40,6 +40,9 @@ MAGIC = {
     b"\xff": ".mp3",
     b"<": ".svg",
 }
+MAX_ROWS = 1024  # of a block
+FOOTER_END = 8  # bytes of a Parquet file behind its metadata: their length, and a magic word
+PADDING = 512  # bytes to which members of a tar are padded
 
 
 def stored_value(kind: str, value: Any, prepare: bool) -> Any:
@@ -128,11 +131,6 @@ def _smaller_clip(data: bytes) -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, samples.clamp(-1, 1).numpy(), RATE, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
-
-
-MAX_ROWS = 1024  # of a block
-FOOTER_END = 8  # bytes of a Parquet file behind its metadata: their length, and a magic word
-PADDING = 512  # bytes to which members of a tar are padded
 
 
 class ParquetShard:

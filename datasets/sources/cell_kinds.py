@@ -34,6 +34,7 @@ SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
 TIME = re.compile(r"[ T,]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?$")
 ISO_DATE = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})(?:[ T].*)?")
+Reader = Callable[[str], "datetime.date | None"]
 
 
 def is_cell_kind(kind: str) -> bool:
@@ -140,9 +141,6 @@ def _date_columns(name: str, column: Any, order: str) -> dict[str, Any]:
     for part in ("month", "weekday"):
         columns[f"{name} {part}"] = columns[f"{name} {part}"].dictionary_encode()
     return columns
-
-
-Reader = Callable[[str], "datetime.date | None"]
 
 
 def date_reader(order: str) -> Reader:

@@ -41,6 +41,8 @@ NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold
 
 LIST = r"^\s*\[[\s\S]*\]\s*$"
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+NUMBER_LISTS = pa.float64()
+HUGGING_FACE = b"huggingface"  # key of a schema's metadata
 
 
 class Columns:
@@ -453,9 +455,6 @@ def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
         raise FusionZooError(f"{table.source}: {error}") from None
 
 
-NUMBER_LISTS = pa.float64()
-
-
 def read_list_cells(
     table: Columns, values: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -510,9 +509,6 @@ def _is_array(cell: Any, ndim: int) -> bool:
 def _is_integer(value: Any) -> bool:
     """Return whether a value is an integer that float64 can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1024
-
-
-HUGGING_FACE = b"huggingface"  # key of a schema's metadata
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from ..tables.table import EDGES, Samples
 from .columns import Columns
 from .table_settings import Roles, TableSettings
 
+SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
+WILDCARDS = "*?"
+
 
 @runtime_checkable
 class HasPaths(Protocol):
@@ -134,10 +137,6 @@ def _has_value(column: pa.ChunkedArray) -> Any:
 
 def _field_names(struct: pa.DataType) -> list[str]:
     return [field.name for field in struct] if pa.types.is_struct(struct) else []
-
-
-SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
-WILDCARDS = "*?"
 
 
 def without_empty(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:

@@ -48,6 +48,14 @@ from .media_columns import (
 from .table_settings import NA, Roles, TableSettings
 
 TIME = "time_column"  # role of the column by whose times splits are made
+SCALAR_TYPES = (
+    *TEXT_TYPES,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_temporal,
+    pa.types.is_decimal,
+)
 
 
 def gather(
@@ -166,16 +174,6 @@ def missing_words(table: Columns, names: Collection[str] | None = None) -> str:
         if names is None or name in names
     ]
     return "; ".join(parts)
-
-
-SCALAR_TYPES = (
-    *TEXT_TYPES,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_boolean,
-    pa.types.is_temporal,
-    pa.types.is_decimal,
-)
 
 
 def other_columns(table: Columns, taken: Container[str]) -> dict[str, Any]:

@@ -37,6 +37,10 @@ MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if t
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
+JSON_LINES = (".jsonl", ".ndjson")
+WORKBOOKS = (".xlsx", ".ods")
+READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", *WORKBOOKS)
+HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
 
 
 def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
@@ -268,12 +272,6 @@ def _text(cell: Any) -> str | None:
     if isinstance(cell, datetime.datetime) and cell.time() == datetime.time():
         return cell.date().isoformat()
     return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)
-
-
-JSON_LINES = (".jsonl", ".ndjson")
-WORKBOOKS = (".xlsx", ".ods")
-READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", *WORKBOOKS)
-HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
 
 
 def table_suffix(path: Path) -> str:

@@ -36,6 +36,11 @@ MARKS = (  # byte-order marks; that of UTF-32 starts like that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 SET_ENCODING = "--data.encoding names another encoding (utf-8, cp1252, latin-1, utf-16, ...)"
+DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
+NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
+SAMPLE = 1 << 18  # characters from the start of a file that show its delimiter
+SAMPLE_ROWS = 200
+TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
 class BadByte(NamedTuple):
@@ -182,12 +187,6 @@ def _not_in(path: Path, bad: BadByte, encoding: str, repair: str) -> FusionZooEr
     return FusionZooError(
         f"{path}, row {bad.row}: byte 0x{bad.byte:02x} is not {encoding}; {repair}"
     )
-
-
-DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
-NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
-SAMPLE = 1 << 18  # characters from the start of a file that show its delimiter
-SAMPLE_ROWS = 200
 
 
 def read_delimited(
@@ -443,9 +442,6 @@ def _first_not_quoted(
         if position < 0 or text[end : end + 1] not in (delimiter.encode(), b"\r", b"\n", b""):
             return row
     return None
-
-
-TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
 def read_json_lines(path: Path, encoding: str) -> tuple[pa.Table, RowNumbers]:

@@ -21,6 +21,9 @@ BINARY_TYPES = (
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
+MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
+MAX_NAMES = 30  # shown in a message
+OPENING, CLOSING = b"[{", b"]}"
 
 
 def row_numbers(has_value: np.ndarray) -> pa.Array:
@@ -110,11 +113,6 @@ def first_true(mask: Any) -> int | None:
     """
     position = pc.index(mask, True).as_py()
     return None if position < 0 else position
-
-
-MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
-MAX_NAMES = 30  # shown in a message
-OPENING, CLOSING = b"[{", b"]}"
 
 
 def check_depth(lines: Iterable[bytes], source: str) -> None:

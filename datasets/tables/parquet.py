@@ -23,6 +23,11 @@ from .provenance import SPLIT_RULE, Loaded
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 OFFSET = 8  # bytes per value of text and lists, besides their contents
+SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
+NUMBER = re.compile(r"\d+")
+STATE, SPLITS = "state.json", "dataset_dict.json"
+RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # types of Arrow's messages
+HEADER_TYPE, HEADER, DATA, COMPRESSION = 1, 2, 1, 3  # numbers of fields in their tables
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -101,10 +106,6 @@ def _dictionaries(path: Any, column: int, batch: int, groups: list[int] | None) 
             yield values
 
 
-SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
-NUMBER = re.compile(r"\d+")
-
-
 def is_parquet_folder(path: Path) -> bool:
     """Whether a path is a folder with Parquet files, in it or in its only folder with some."""
     return path.is_dir() and (bool(_parquet(path)) or bool(_folders_with_parquet(path)))
@@ -181,11 +182,6 @@ def _folders_with_parquet(path: Path) -> list[Path]:
 
 def _parquet(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.parquet"))
-
-
-STATE, SPLITS = "state.json", "dataset_dict.json"
-RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # types of Arrow's messages
-HEADER_TYPE, HEADER, DATA, COMPRESSION = 1, 2, 1, 3  # numbers of fields in their tables
 
 
 def is_saved_folder(path: Path) -> bool:

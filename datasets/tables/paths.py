@@ -24,6 +24,8 @@ from .provenance import RowNumbers
 
 NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
 MAX_SHOWN = 120  # characters of a cell in a message
+_collected: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
+_labels_of_join: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)
 
 
 class PathChecker:
@@ -161,9 +163,6 @@ class Refusal:
     column: str = ""
 
 
-_collected: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
-
-
 @contextmanager
 def collecting() -> Iterator[list[Refusal]]:
     """Open data sets without raising; the list receives what they refuse."""
@@ -178,9 +177,6 @@ def collecting() -> Iterator[list[Refusal]]:
 def is_collecting() -> bool:
     """Return whether faults are listed rather than raised."""
     return _collected.get() is not None
-
-
-_labels_of_join: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)
 
 
 @contextmanager

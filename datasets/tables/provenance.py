@@ -17,6 +17,11 @@ from fusionzoo.cells import fold
 from .arrow import plain_column
 
 MAX_LISTED = 3  # rows that a message names
+FUSIONZOO = b"fusionzoo"  # key of a schema's metadata
+MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
+SPLIT_RULE = "the keys of the DatasetDict"  # of a data set of Hugging Face
+INDEX = "index"  # key in it of the column of a DataFrame's index
+UNNAMED = "__index_level_0__"  # that column, as pandas calls it
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +125,6 @@ class Loaded:
     has_nulls: bool = True  # whether the source marks missing values, rather than by words
     order: tuple[str, ...] = ()  # of the modalities, if the source stores one
     split_rule: str = ""  # where column `split` comes from, if the source has no such column
-
-
-FUSIONZOO = b"fusionzoo"  # key of a schema's metadata
-MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
-SPLIT_RULE = "the keys of the DatasetDict"  # of a data set of Hugging Face
-INDEX = "index"  # key in it of the column of a DataFrame's index
-UNNAMED = "__index_level_0__"  # that column, as pandas calls it
 
 
 def with_kinds(schema: pa.Schema, kinds: Mapping[str, str]) -> pa.Schema:

@@ -17,6 +17,16 @@ SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
 BATCH = 1 << 16  # keys that are hashed at a time
 MAX_NAMED = 3  # moved samples or groups that the data summary names
+USUAL_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
 
 
 class MadeSplits(NamedTuple):
@@ -286,18 +296,6 @@ def _hash_fractions(keys: Any) -> NDArray[np.float64]:
         digests = b"".join([sha256(key).digest()[:8] for key in batch])
         batches.append(np.frombuffer(digests, dtype=">u8").astype(np.float64) / 2**64)
     return np.concatenate(batches) if batches else np.zeros(0)
-
-
-USUAL_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
 
 
 def usual_splits(splits: Any) -> tuple[Any, dict[str, str]]:

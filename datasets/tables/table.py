@@ -26,6 +26,13 @@ FRACTION = r"[.,]"
 MANY = 20  # distinct integers, from which on they may be quantities
 FEW_EACH = 10  # samples per integer on average, below which they may be quantities
 SEPARATORS = (";", ",", "|", "/")
+NO_LABELS = ("id", "split", "group")
+MOVE = "put some there with a column of splits, or leave the label out"
+NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
+ROLES = ("id", "split", "target", "group")  # of columns that are no modality
+EDGES = ("start", "end")  # of columns that say which seconds of a clip are used
+RESERVED = re.compile(r"fused(_\d+)?|(aligned|present)_.*", re.S)  # columns of embeddings
+LONGEST_NAME = 200  # bytes; it is in the names of files
 
 
 def objective_hint(labels: Any) -> str:
@@ -124,9 +131,6 @@ def _shell(separator: str) -> str:
     return f"'{separator}'" if separator in ";|" else separator
 
 
-NO_LABELS = ("id", "split", "group")
-
-
 def read_labels(
     table: pa.Table,
     kinds: Mapping[str, str],
@@ -197,9 +201,6 @@ def _as_missing(words: str) -> str:
     return f" (read as missing: {words}; `--data.na ''` reads such words as they are)" * bool(words)
 
 
-MOVE = "put some there with a column of splits, or leave the label out"
-
-
 def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = "") -> list[str]:
     """Return the sorted labels of the training split, numbers by value; none without targets.
 
@@ -250,7 +251,7 @@ class SingleCells:
     def segment(self, name: str, row: int) -> tuple[float | None, float | None]:
         """Return start and end of a modality's value in seconds, by its columns; None: not limited.
 
-        `formats.segments` makes the columns.
+        `datasets/sources/media_columns.py` makes the columns.
         """
         return self._edge(f"{name}_start", row), self._edge(f"{name}_end", row)
 
@@ -267,11 +268,6 @@ class SingleCells:
 def _array_of(column: pa.ChunkedArray) -> Any:
     """Return the only chunk of a column, which is read three times as fast, or the column."""
     return column.chunk(0) if column.num_chunks == 1 else column
-
-
-NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
-ROLES = ("id", "split", "target", "group")  # of columns that are no modality
-EDGES = ("start", "end")  # of columns that say which seconds of a clip are used
 
 
 class Samples(Protocol):
@@ -344,10 +340,6 @@ def word_list(words: str | Sequence[str]) -> list[str]:
     ['image', 'text']
     """
     return [word.strip() for word in (words.split(",") if isinstance(words, str) else words)]
-
-
-RESERVED = re.compile(r"fused(_\d+)?|(aligned|present)_.*", re.S)  # columns of embeddings
-LONGEST_NAME = 200  # bytes; it is in the names of files
 
 
 def refuse_name(modality: str) -> str | None:

@@ -13,6 +13,8 @@ from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import Fusion, present_mean, two_layer_classifier
 
+UNIMODAL = "unimodal"  # name of a `TrainedHead` that is not a fusion: a head of `UnimodalHeads`
+
 
 class LateFusion(Fusion):
     """Classify each modality, z_m = head_m(a_m) with a_m = V_m x_m; subclasses combine the z_m.
@@ -124,9 +126,6 @@ class IndependentHeads(LateFusion):
         losses = [context.criterion(logits, target) for logits in output.unimodal.values()]
         unimodal_loss = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
         return torch.where(present.any(1), unimodal_loss, context.criterion(output.logits, target))
-
-
-UNIMODAL = "unimodal"  # name of a `TrainedHead` that is not a fusion: a head of `UnimodalHeads`
 
 
 class TrainedHead(nn.Module):

@@ -28,6 +28,10 @@ from fusionzoo.training.tasks import OBJECTIVES
 
 FOLDS = 5
 VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
+SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
+Condition = tuple[str, str, int]  # modality, corruption, severity
+Settings = dict[str, Any]  # of a fusion or of training
+Description = dict[str, Any]  # of an entry of the feature cache
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no truth value to compare by
@@ -162,12 +166,6 @@ def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
     classes[~missing] = tasks.first.target.strata(label[~missing])
     classes = classes.masked_fill(missing, int(classes.max()) + 1)
     return classes.masked_fill(target.isnan().all(1), -1)
-
-
-SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
-Condition = tuple[str, str, int]  # modality, corruption, severity
-Settings = dict[str, Any]  # of a fusion or of training
-Description = dict[str, Any]  # of an entry of the feature cache
 
 
 class Damaged(NamedTuple):

@@ -29,6 +29,8 @@ from .bench import Bench, Fold, Job
 from .candidates import modalities_of, parse, reads_tokens
 
 SEVERITY = 3  # the middle one
+MOST = 1 << 30  # bytes of prepared samples that a process keeps
+WHOLE_BYTES = 2**27  # of a modality's padded tokens, up to which all are scaled once
 
 
 def damaged_modalities(bench: Bench, job: Job) -> Tensor | None:
@@ -104,9 +106,6 @@ def replace_rows(features: Features, rows: Tensor, others: Features) -> Features
     return Features(tokens, mask, pooled)
 
 
-MOST = 1 << 30  # bytes of prepared samples that a process keeps
-
-
 class _Prepared(NamedTuple):
     """A value that its processor has prepared already."""
 
@@ -169,9 +168,6 @@ class KeptSamples:
                 self.bytes += sum(x.nbytes for item in values[name].items for x in item.values())
         self._samples[place] = sample._replace(values=values)
         return self._samples[place]
-
-
-WHOLE_BYTES = 2**27  # of a modality's padded tokens, up to which all are scaled once
 
 
 class BatchFeed:

@@ -57,6 +57,11 @@ from .executors import map_unordered
 from .feeds import SEVERITY, BatchFeed, device_of, draw_damaged, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
+Encoders = dict[str, Encoder]  # modality -> encoder
+Piece = tuple[int, Condition, Damaged]  # number of the fold, how its samples are damaged, and which
+_frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
+BATCH = 64  # samples that are encoded at once
+
 
 class TrainedAlone(NamedTuple):
     """How the encoder of one fold was trained."""
@@ -205,9 +210,6 @@ def pretrain(
     return float(sample_scores(tasks.cpu(), logits, bench.targets[val]).mean())
 
 
-Encoders = dict[str, Encoder]  # modality -> encoder
-
-
 def build_encoders(
     cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None = None
 ) -> Encoders:
@@ -296,10 +298,6 @@ def store_features(
             progress=progress,
         ),
     )
-
-
-Piece = tuple[int, Condition, Damaged]  # number of the fold, how its samples are damaged, and which
-_frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 
 
 def describe_corrupted(
@@ -417,9 +415,6 @@ def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoder
         _frozen_cache.clear()
         _frozen_cache[key] = dataset, freeze_all(bench, dataset, fold_number, encoders)[0]
     return _frozen_cache[key]
-
-
-BATCH = 64  # samples that are encoded at once
 
 
 def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:

@@ -56,6 +56,14 @@ DRAWN = 5  # tuning trials before the estimator sets in, the default settings am
 SPACE = 2  # raised when the search space changes: trials of earlier versions are then made again
 DECAYS = (1e-3, 10.0)  # range of the weight decay
 RATES = (0.1, 10.0)  # range of the learning rate, as multiples of that of the settings
+# Settings that do not change a job: how and where it is run, and which other jobs are run.
+IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
+# Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
+DEFINITIONS = 6
+CTRL_C = "Ctrl-C"
+STAGES = ("first seed", "other seeds", "tuning", "damaged samples")
+FIRST_SEED, OTHER_SEEDS, TUNING, DAMAGED = STAGES
+FAR = 3.0  # standard errors below the best candidate from which one is tuned last
 
 
 def require_optuna() -> None:
@@ -285,14 +293,9 @@ def _path(bench: Bench, job: Job) -> Path:
     return path_of(bench, job).with_suffix(f".space{SPACE}.jsonl")
 
 
-# Settings that do not change a job: how and where it is run, and which other jobs are run.
-IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
 IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
 IRRELEVANT |= {"external", "table_columns", "shard"}
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
-
-# Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
-DEFINITIONS = 6
 
 
 class JobResult(NamedTuple):
@@ -319,11 +322,6 @@ class Stage(NamedTuple):
     last: bool  # whether it is the last one
     part: bool  # whether it is not done for all candidates and folds
     tuned: tuple[str, ...]  # candidates that are tuned on every fold
-
-
-CTRL_C = "Ctrl-C"
-STAGES = ("first seed", "other seeds", "tuning", "damaged samples")
-FIRST_SEED, OTHER_SEEDS, TUNING, DAMAGED = STAGES
 
 
 def list_jobs(bench: Bench, candidates: Sequence[str]) -> list[Job]:
@@ -597,9 +595,6 @@ def _tuned_jobs(bench: Bench, job: Job, tuned: Tuned) -> list[Job]:
         return []
     changed = job._replace(settings=tuned.settings, training=tuned.training, seeds=_seeds(bench))
     return _by_seeds(bench, changed)
-
-
-FAR = 3.0  # standard errors below the best candidate from which one is tuned last
 
 
 def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, str]) -> list[Job]:

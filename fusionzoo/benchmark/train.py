@@ -32,6 +32,7 @@ from fusionzoo.training.trainer import Trainer as FullTrainer
 
 ModelInput = Mapping[str, Features] | Batch  # cached features, or a batch for the encoders
 Weights = dict[str, Tensor]
+AROUND = 1  # epochs before and after the best one over which validation losses are averaged
 
 
 class Feed(Protocol):
@@ -230,9 +231,6 @@ def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
     # With `linear_skip` the last layer starts at zero, and hides what is random before it.
     pairs = ((first.logits, second.logits), (first.embedding, second.embedding))
     return all(torch.equal(x, y) for x, y in pairs)
-
-
-AROUND = 1  # epochs before and after the best one over which validation losses are averaged
 
 
 class FitResult(NamedTuple):

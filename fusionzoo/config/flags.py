@@ -15,6 +15,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
 MAX_VALUES = 100_000  # in a document, with its aliases replaced by what they refer to
+Tree = dict[str, Any]
+MAX_BYTES = 1 << 22  # of a configuration file
+COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
+COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
+NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
 def check_tree(root: Any, source: str) -> None:
@@ -82,12 +88,6 @@ def _refuse_duplicates(mapping: Any, source: str) -> None:
 def _line(node: Any) -> int:
     line: int = node.start_mark.line
     return line + 1
-
-
-Tree = dict[str, Any]
-MAX_BYTES = 1 << 22  # of a configuration file
-COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
-COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
 
 
 def parse_flags(args: Sequence[str], names: Sequence[str] = ()) -> Tree:
@@ -265,9 +265,6 @@ def check_numbers(cls: Any, tree: Mapping[str, Any], prefix: str = "") -> None:
                 raise FusionZooError(f"--{key} {leaf}: it must be a finite number")
 
 
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
-
-
 def in_seconds(duration: str | float, key: str) -> float:
     """Return a duration in seconds; `key` is the setting's name in the error.
 
@@ -278,9 +275,6 @@ def in_seconds(duration: str | float, key: str) -> float:
     if match is None or not float(match[1]):
         raise FusionZooError(f"--{key} {duration!r}: give a time above 0 such as 90s, 10m or 1.5h")
     return float(match[1]) * UNITS[match[2]]
-
-
-NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
 def switches_as_words(cls: Any, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,15 +20,6 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
 )
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
 HELP = "auto: measure memory format, bf16 and loader processes at start, and take what is faster"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """Whether settings that make work faster are chosen by a short measurement."""
-
-    speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
-
-
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -36,6 +27,19 @@ NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
 Factor = Annotated[float, Interval(gt=0, le=1)]
 Schedule = Literal["cosine", "linear", "step", "plateau", "constant", "onecycle"]
+UNFREEZING = ("unfreeze_at_epoch", "gradual_unfreeze")
+KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusion
+    *("modality_lr", "layer_decay", "modality_weight_decay", "modality_schedule"),
+    *("modality_warmup", *UNFREEZING),
+)
+CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedConfig:
+    """Whether settings that make work faster are chosen by a short measurement."""
+
+    speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
 
 
 def option(default: Any, help_line: str) -> Any:
@@ -76,13 +80,6 @@ class OptimConfig:
         {}, "modality -> epochs between unfreezing layers, from the last one down"
     )
     clip: Positive | None = option(1.0, "maximum norm of the gradient; none = no clipping")
-
-
-UNFREEZING = ("unfreeze_at_epoch", "gradual_unfreeze")
-KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusion
-    *("modality_lr", "layer_decay", "modality_weight_decay", "modality_schedule"),
-    *("modality_warmup", *UNFREEZING),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +215,6 @@ class EvaluateConfig(ModelUse):
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
     out: str = option("", "JSON file for the metrics; empty = print them only")
-
-
-CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,13 @@ from fusionzoo.version import __version__
 from .layers import Layers, check_layers, column_of, read_setting, reading_layers
 from .parts import Parts, WritingThread
 
+PROBABILITIES, WEIGHTS = "probabilities", "weights"
+FORMAT = 1  # of the parts; raised when the same settings give other data
+Dtype = Literal["float32", "float16", "int8"]
+TYPES = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+LABELS = ("id", "split", "target")  # text columns that are copied from the data set
+READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
+
 
 class PlannedBatch(NamedTuple):
     """A batch: some rows of a part."""
@@ -97,9 +104,6 @@ def share_of(parts: Sequence[int], rank: int, size: int) -> list[int]:
 def no_lengths(num_rows: int) -> Tensor:
     """Return lengths for batches in the table's order."""
     return torch.zeros(num_rows)
-
-
-PROBABILITIES, WEIGHTS = "probabilities", "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,9 +268,6 @@ class InPieces:
             yield batch.take(rows)
 
 
-FORMAT = 1  # of the parts; raised when the same settings give other data
-
-
 def model_digest(model: FusionModel) -> str:
     """Return the hash of a model's weights, settings and, of a plugin's components, code."""
     parts = [*model.encoders.values(), model.fusion]
@@ -338,12 +339,6 @@ def describe(
     if cfg.probabilities:
         about["classes"] = model.classes
     return json.loads(json.dumps(about, default=str))
-
-
-Dtype = Literal["float32", "float16", "int8"]
-TYPES = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
-LABELS = ("id", "split", "target")  # text columns that are copied from the data set
-READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
 
 
 def schema_of(

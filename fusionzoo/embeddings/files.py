@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 
 Matrix = np.ndarray[Any, Any]
+FORMATS: Registry[EmbeddingFile, Entry[EmbeddingFile]] = Registry(
+    "embedding format", "fusionzoo embed --help", Entry, ("file", "folder")
+)
+NO_SUFFIX = "parts"  # the format of a folder without a suffix
+PLAIN = ("id", "split", "target")  # columns worth compressing
+ROWS_SUFFIX = ".rows.parquet"  # beside an .npy file: the columns that are no vectors
 
 
 def matrix_of(array: pa.Array, width: int | None = None) -> Matrix:
@@ -138,12 +144,6 @@ class EmbeddingFile(ABC):
         return matrix
 
 
-FORMATS: Registry[EmbeddingFile, Entry[EmbeddingFile]] = Registry(
-    "embedding format", "fusionzoo embed --help", Entry, ("file", "folder")
-)
-NO_SUFFIX = "parts"  # the format of a folder without a suffix
-
-
 def format_of(path: Path) -> type[EmbeddingFile]:
     """Return the format of a suffix; with any other, a Parquet file or a folder of them."""
     name = path.suffix[1:]
@@ -177,9 +177,6 @@ def open_embedding_file(path: Path) -> EmbeddingFile:
             f"{path}: there is no such file of embeddings; `fusionzoo embed` writes one"
         )
     return format_of(path)(path)
-
-
-PLAIN = ("id", "split", "target")  # columns worth compressing
 
 
 def _parquet_writer(path: Path, schema: pa.Schema) -> Any:
@@ -265,9 +262,6 @@ class ParquetFile(EmbeddingFile):
         for parquet in self._opened:
             for group in range(parquet.num_row_groups):
                 yield parquet, group
-
-
-ROWS_SUFFIX = ".rows.parquet"  # beside an .npy file: the columns that are no vectors
 
 
 @FORMATS.register("npy", family="file")

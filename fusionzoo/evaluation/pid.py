@@ -21,6 +21,23 @@ Table = NDArray[np.float64]
 ROUNDS = 300  # of the search for q
 CHANGE = 1e-8  # of every entry of q: the search ends
 TINY = 1e-300
+FeatureArray = NDArray[np.float64]
+Codes = NDArray[np.int64]
+CLUSTERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 50)  # tried; the literature uses up to 50
+MOST_ROWS = 20_000  # that clusters are fitted to
+DRAWS = 5  # of as many rows without synergy, which show what chance adds
+RANDOM_GROUPS = 5  # of a data set with its own split
+LITTLE = 0.05  # bits of information that are hardly any
+MORE = 0.1  # share by which a probe knows more than a source's parts, from which on they lost it
+FEWEST = 20  # samples of a fold that have both sources
+Sources = tuple[tuple[str, ...], tuple[str, ...]]  # modalities of the first and the second
+Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
+CHUNK = 4096  # rows of a pass of the fusion
+# Logits (R, K) of R samples put together from rows of each modality, (R,) each.
+Logits = Callable[[Sequence[NDArray[np.int64]]], Tensor]
+JACKKNIFE_BLOCKS = 16  # of the random completions
+SYNERGY = 0.2  # share of the information from which on synergy decides
+DOMINANT = 0.8  # share of the information from which on a single part decides
 
 
 class Parts(NamedTuple):
@@ -99,12 +116,6 @@ def information(table: Table) -> float:
     return float((table[positive] * np.log2(table[positive] / independent[positive])).sum())
 
 
-FeatureArray = NDArray[np.float64]
-Codes = NDArray[np.int64]
-CLUSTERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 50)  # tried; the literature uses up to 50
-MOST_ROWS = 20_000  # that clusters are fitted to
-
-
 class Coder:
     """K-means on standardised features of the training rows."""
 
@@ -174,13 +185,6 @@ def _log_losses(
     probability = smoothed / smoothed.sum(2, keepdims=True)
     rows = first[left_out], second[left_out], target[left_out]
     return np.asarray(-np.log(probability[rows]))
-
-
-DRAWS = 5  # of as many rows without synergy, which show what chance adds
-RANDOM_GROUPS = 5  # of a data set with its own split
-LITTLE = 0.05  # bits of information that are hardly any
-MORE = 0.1  # share by which a probe knows more than a source's parts, from which on they lost it
-FEWEST = 20  # samples of a fold that have both sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,10 +269,6 @@ class Setup:
     clusters: int | None  # None: chosen on training rows left out
     seed: int
     fixed: bool  # whether all folds have the same features, which no label has shaped
-
-
-Sources = tuple[tuple[str, ...], tuple[str, ...]]  # modalities of the first and the second
-Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
 
 
 def pid(setup: Setup) -> list[Pair]:
@@ -434,11 +434,6 @@ def debiased(
     return Parts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())
 
 
-CHUNK = 4096  # rows of a pass of the fusion
-# Logits (R, K) of R samples put together from rows of each modality, (R,) each.
-Logits = Callable[[Sequence[NDArray[np.int64]]], Tensor]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Interactions:
     """A model's score with and without interactions."""
@@ -458,9 +453,6 @@ class Interactions:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {**asdict(self), "gain": self.gain}
-
-
-JACKKNIFE_BLOCKS = 16  # of the random completions
 
 
 def project(logits: Logits, rows: int, modalities: int, completions: int, seed: int) -> Tensor:
@@ -561,10 +553,6 @@ def interactions(
         share_error=share_error,
         samples=count,
     )
-
-
-SYNERGY = 0.2  # share of the information from which on synergy decides
-DOMINANT = 0.8  # share of the information from which on a single part decides
 
 
 def advise_fusion(pairs: Sequence[Pair]) -> str:

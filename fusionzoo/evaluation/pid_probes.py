@@ -39,6 +39,16 @@ Predict = Callable[[FeatureArray], Probabilities]  # (N, D) -> (N, C)
 FLOOR = 1e-6  # share of the class frequencies in every prediction, so that no logarithm is infinite
 HIDDEN, BATCH = 32, 200
 EPOCHS, FEWEST_STEPS = 40, 640  # of the network: as many epochs as both need
+COUPLING_BATCH, EMBEDDING, COUPLING_HIDDEN = 256, 10, 64
+RATE, COUPLING_EPOCHS, COUPLING_FEWEST_STEPS = 1e-3, 10, 200
+ROUNDS, TOLERANCE = 500, 0.01  # of Sinkhorn's scaling while it learns, in p(y | x)
+LAST_ROUNDS, LAST_TOLERANCE = 5000, 1e-7  # of the scaling that is measured
+Values = NDArray[np.float64]
+COMPONENTS = 5  # of the Gaussian mixture
+WIDEST = 16  # principal components of which a density is estimated
+ROWS_PER_COMPONENT = 50  # training rows for each of them, at least
+DIRECTION = np.array([1.0, -1.0, -1.0, 1.0])  # of the shift of (r, u_1, u_2, s)
+CLEARLY = 0.005  # bits by which a part was clipped, from which on it is said
 
 
 class Probe:
@@ -123,12 +133,6 @@ class Probe:
     def _tempered(self, logits: NDArray[np.float64], temperature: float) -> Probabilities:
         raw = self.frequencies * np.exp(logits / temperature)
         return np.asarray(raw / raw.sum(1, keepdims=True))
-
-
-COUPLING_BATCH, EMBEDDING, COUPLING_HIDDEN = 256, 10, 64
-RATE, COUPLING_EPOCHS, COUPLING_FEWEST_STEPS = 1e-3, 10, 200
-ROUNDS, TOLERANCE = 500, 0.01  # of Sinkhorn's scaling while it learns, in p(y | x)
-LAST_ROUNDS, LAST_TOLERANCE = 5000, 1e-7  # of the scaling that is measured
 
 
 class Coupling(nn.Module):
@@ -254,13 +258,6 @@ def _couple(
     return scale(a, torch.from_numpy(first).mT, torch.from_numpy(second).mT, rounds, tolerance)
 
 
-Values = NDArray[np.float64]
-COMPONENTS = 5  # of the Gaussian mixture
-WIDEST = 16  # principal components of which a density is estimated
-ROWS_PER_COMPONENT = 50  # training rows for each of them, at least
-DIRECTION = np.array([1.0, -1.0, -1.0, 1.0])  # of the shift of (r, u_1, u_2, s)
-
-
 def split_samples(information: Values, surprise: Values) -> Values:
     """Split each sample's information: (N, 3) of x_1, x_2 and both, (N, 2) -> (N, 4).
 
@@ -338,9 +335,6 @@ def surprises(train: Sequence[FeatureArray], test: Sequence[FeatureArray], seed:
     for density in densities:
         density.fit(width)
     return np.stack([d.surprise(x) for d, x in zip(densities, test, strict=True)], axis=1)
-
-
-CLEARLY = 0.005  # bits by which a part was clipped, from which on it is said
 
 
 def decompose_data(

@@ -31,6 +31,7 @@ RESAMPLES = 1000
 AT = (1, 5, 10)
 TIE = 1e-6  # cosines this close count as ties, which worsen the relevant item's rank
 FEW = 32  # relevant items per query up to which counting is faster than sorting
+NAMES = (*(f"recall@{k}" for k in AT), "mrr", "map", "ndcg@10")
 
 
 class Relevance(NamedTuple):
@@ -185,9 +186,6 @@ def _sparse(rows: Codes, columns: Codes, shape: tuple[int, int]) -> Any:
     table = coo_array((np.ones(len(rows), np.float32), (rows, columns)), shape=shape).tocsr()
     table.sum_duplicates()
     return table
-
-
-NAMES = (*(f"recall@{k}" for k in AT), "mrr", "map", "ndcg@10")
 
 
 class Scores(NamedTuple):

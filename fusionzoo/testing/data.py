@@ -22,6 +22,9 @@ from fusionzoo.structures import Sample
 from .checks import Checks, find
 
 SOME = 30  # samples that are decoded, spread over the data set
+CHECKS: Checks[Source] = Checks()
+SPLITS = ("train", "val", "test")
+DIMENSIONS = {"image": 3, "audio": 1, "vector": 1, "sequence": 2}
 
 
 @dataclass
@@ -74,10 +77,6 @@ def source(target: str, settings: Mapping[str, Any] | None = None) -> Source:
     """Return the data set of a name, `module:function` or `file.py:function`."""
     entry = DatasetEntry(name=target, cls=find(target, DATASETS), summary="")
     return Source(partial(entry.build, **(settings or {})))
-
-
-CHECKS: Checks[Source] = Checks()
-SPLITS = ("train", "val", "test")
 
 
 @CHECKS.add
@@ -168,9 +167,6 @@ def subsets_keep_their_rows_in_line(source: Source) -> None:
         expected = data[row]
         assert expected is not None
         assert_equal(view[position], expected, "in a subset")
-
-
-DIMENSIONS = {"image": 3, "audio": 1, "vector": 1, "sequence": 2}
 
 
 @CHECKS.add

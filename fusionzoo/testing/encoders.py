@@ -35,6 +35,9 @@ COLUMNS: tuple[dict[str, Any], ...] = (  # of an encoder of a table's columns
     {"name": "weight", "mean": 70.0, "std": 9.0},
     {"name": "place", "values": ["hall", "yard"]},
 )
+CHECKS: Checks[Maker] = Checks()
+NEAR = 1e-4  # what float32 leaves of a row that runs in another batch
+LIBRARIES = ("timm", "torchaudio", "torchvision", "transformers")
 
 
 def build(make: Maker, **options: Any) -> Encoder:
@@ -196,11 +199,6 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     if entry and entry.family == "tabular" and "columns" in entry.parameters:
         chosen.setdefault("columns", [dict(column) for column in COLUMNS])
     return partial(create_encoder, kind, target, **chosen)
-
-
-CHECKS: Checks[Maker] = Checks()
-NEAR = 1e-4  # what float32 leaves of a row that runs in another batch
-LIBRARIES = ("timm", "torchaudio", "torchvision", "transformers")
 
 
 @CHECKS.add

@@ -35,6 +35,15 @@ Maker = Callable[..., Fusion]  # (dims, dim, num_outputs) -> Fusion
 Inputs = dict[str, Features]
 DIMS = {"image": 5, "text": 7, "audio": 3, "depth": 4, "table": 6}
 DIM, OUTPUTS = 8, 4
+CHECKS: Checks[Maker] = Checks()
+WIDTHS = {"left": 8, "right": 6, "noise": 8}
+CLASS_SHARES = (0.4, 0.2, 0.2, 0.2)
+NUM_TRAIN, NUM_TEST, TRAINED_DIM = 128, 500, 16
+BATCH, EPOCHS = 64, 30
+RATES = (0.0, 0.3, 0.6, 0.9)  # of missing values
+SLACK = 0.02  # of accuracy
+SPREAD = 1.5  # of the centres of classes, in standard deviations of a sample around its centre
+EXPORTED = {"image": 48, "text": 40, "audio": 32}  # wide enough that no sketch is mostly empty
 
 
 def build(
@@ -154,9 +163,6 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     return partial(FUSIONS.create, target, **settings) if settings else cls
 
 
-CHECKS: Checks[Maker] = Checks()
-
-
 @CHECKS.add
 def weights_are_shares_of_what_is_present(make: Maker) -> None:
     """Tried: every subset of three modalities; weights at least 0, 0 where absent, summing to 1."""
@@ -253,15 +259,6 @@ def the_order_of_its_modalities_does_not_matter(make: Maker) -> None:
     if second.weights is not None:
         second = second._replace(weights=second.weights.flip(1))
     assert_equal(second, first, "built for its modalities in reversed order")
-
-
-WIDTHS = {"left": 8, "right": 6, "noise": 8}
-CLASS_SHARES = (0.4, 0.2, 0.2, 0.2)
-NUM_TRAIN, NUM_TEST, TRAINED_DIM = 128, 500, 16
-BATCH, EPOCHS = 64, 30
-RATES = (0.0, 0.3, 0.6, 0.9)  # of missing values
-SLACK = 0.02  # of accuracy
-SPREAD = 1.5  # of the centres of classes, in standard deviations of a sample around its centre
 
 
 class Split(NamedTuple):
@@ -408,9 +405,6 @@ def it_compiles_whole(make: Maker) -> None:
     inputs = features(full(4, 2), dtype=torch.float32)
     compiled = torch.compile(fusion, fullgraph=True, backend="aot_eager")
     assert_equal(compiled(inputs), fusion(inputs), "torch.compile", tolerance=1e-5)
-
-
-EXPORTED = {"image": 48, "text": 40, "audio": 32}  # wide enough that no sketch is mostly empty
 
 
 @CHECKS.add

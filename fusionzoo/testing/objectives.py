@@ -19,6 +19,8 @@ from fusionzoo.training.tasks import NO_TARGET, OBJECTIVES, Task
 from .checks import Checks, find
 
 ROWS = 60
+CHECKS: Checks[Subject] = Checks()
+STEP = 1e-2  # of finite differences, in float32
 
 
 @dataclass
@@ -84,10 +86,6 @@ def subject(target: str, settings: Mapping[str, Any] | None = None) -> Subject:
     kinds = {OBJECTIVES[name].cls: OBJECTIVES[name].target for name in OBJECTIVES}
     known = [kinds[base] for base in inspect.getmro(cls) if base in kinds]
     return Subject(cls, known[0] if known else "classification", settings or {})
-
-
-CHECKS: Checks[Subject] = Checks()
-STEP = 1e-2  # of finite differences, in float32
 
 
 @CHECKS.add

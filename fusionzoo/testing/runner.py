@@ -12,6 +12,13 @@ from fusionzoo.plugins import definition_of
 
 from .checks import Checks, describe
 
+KINDS = {  # what an option names
+    "encoder": "an encoder",
+    "data": "a data set",
+    "balance": "a training strategy",
+    "objective": "an objective",
+}
+
 
 class Suite(NamedTuple):
     """The checks of one kind of component."""
@@ -62,14 +69,6 @@ SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
     "data": data_suite,
     "balance": balance_suite,
     "objective": objective_suite,
-}
-
-
-KINDS = {  # what an option names
-    "encoder": "an encoder",
-    "data": "a data set",
-    "balance": "a training strategy",
-    "objective": "an objective",
 }
 
 

@@ -42,6 +42,12 @@ SAMPLES = 40  # 24, 8 and 8 in train, val and test
 BATCH, EPOCH_STEPS = 12, 2
 DATA = {"task": "copy", "num_modalities": 3, "width": 4, "missing": 0.3}
 SINGLE_PROCESS = World()
+PARALLEL_STEPS = EPOCH_STEPS + 1  # the second epoch begins within
+# Without Adam, which makes large steps of gradients that are all rounding.
+CONFIG = {"optim": {"name": "sgd", "lr": 0.1}}
+TIMEOUT = 300.0  # seconds
+CHECKS: Checks[Strategy] = Checks()
+STEPS = 2 * EPOCH_STEPS
 
 
 @dataclass
@@ -215,12 +221,6 @@ def strategy(target: str, settings: Mapping[str, Any] | None = None) -> Strategy
     return Strategy(target, settings or {})
 
 
-PARALLEL_STEPS = EPOCH_STEPS + 1  # the second epoch begins within
-# Without Adam, which makes large steps of gradients that are all rounding.
-CONFIG = {"optim": {"name": "sgd", "lr": 0.1}}
-TIMEOUT = 300.0  # seconds
-
-
 def two_processes_learn_what_one_does(strategy: Strategy) -> None:
     """Tried: three steps on two processes (gloo) and on one; weights and state to 1e-6."""
     expected = learn(strategy, World())
@@ -266,10 +266,6 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
-
-
-CHECKS: Checks[Strategy] = Checks()
-STEPS = 2 * EPOCH_STEPS
 
 
 @CHECKS.add

@@ -53,6 +53,20 @@ from fusionzoo.training.multitask import targets_of
 if TYPE_CHECKING:
     from fusionzoo.evaluation.pid import Pair
 
+USAGE = Usage(
+    name="analyse",
+    purpose="Ask what a data set needs of a fusion: redundancy, uniqueness, synergy in bits.",
+    words=("data",),
+    examples=(
+        "my.csv --target diagnosis",
+        "my.csv --target diagnosis --json needs.json",
+        "my.csv --model runs/a",
+    ),
+    common=("data", "target", "model", "encoders", "folds", "pid_mode", "samples", "json"),
+    more="From features of frozen encoders (pid). With --model: how much of that model's score"
+    " needs interactions (emap).",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyseConfig:
@@ -294,21 +308,6 @@ def join_batches(batches: list[Features]) -> Features:
         tokens.append(torch.nn.functional.pad(batch.tokens, (0, 0, 0, padding)))
         masks.append(torch.nn.functional.pad(batch.mask, (0, padding)))
     return Features(torch.cat(tokens), torch.cat(masks), torch.cat([b.pooled for b in batches]))
-
-
-USAGE = Usage(
-    name="analyse",
-    purpose="Ask what a data set needs of a fusion: redundancy, uniqueness, synergy in bits.",
-    words=("data",),
-    examples=(
-        "my.csv --target diagnosis",
-        "my.csv --target diagnosis --json needs.json",
-        "my.csv --model runs/a",
-    ),
-    common=("data", "target", "model", "encoders", "folds", "pid_mode", "samples", "json"),
-    more="From features of frozen encoders (pid). With --model: how much of that model's score"
-    " needs interactions (emap).",
-)
 
 
 def analyse_command(args: Sequence[str]) -> int:

@@ -31,6 +31,12 @@ MAX_BITS = 1023  # of an integer, so that it fits into a float
 # Bytes that calls may make: a pickle can name one value many times, and copy it each time.
 MADE, MADE_PER_BYTE = 64 << 20, 16
 short = reprlib.repr  # a few values and levels: nested pairs of one list have 2^depth
+SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+ID_KEYS = ("id", "ids", "ID")
+TOKENS = {"text_bert": "token ids of BERT, no features"}
+EXPECTED = "{'train': {'id': [...], 'audio': array (N, T, D), 'labels': array (N,), ...}, ...}"
+TARGETS = ("annotations", "classification_labels", "labels", "label", "regression_labels")
+NonFinite = Literal["raise", "zero"]
 
 
 class Refused(Exception):
@@ -286,11 +292,7 @@ def read_pickle(path: Path) -> Any:
         raise FusionZooError(f"{path} is no pickle that can be read: {one_line(error)}") from error
 
 
-SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
-ID_KEYS = ("id", "ids", "ID")
-TOKENS = {"text_bert": "token ids of BERT, no features"}
-EXPECTED = "{'train': {'id': [...], 'audio': array (N, T, D), 'labels': array (N,), ...}, ...}"
 
 
 @dataclass(frozen=True)
@@ -417,10 +419,6 @@ def _single(value: Any) -> Any:
     """Return the only element of an array; other values stay."""
     value = plain(value)
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
-
-
-TARGETS = ("annotations", "classification_labels", "labels", "label", "regression_labels")
-NonFinite = Literal["raise", "zero"]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ from .tracker import Tracker
 from .trainer import Trainer
 
 Metrics = dict[str, Any]
+Loaders = dict[str, DataLoader[Batch]]
+OUT_OF_TIME = -1  # in place of an exit code: evaluate, save and report as after the last epoch
 
 
 def evaluate(trainer: Trainer, loader: DataLoader[Batch], each_alone: bool = False) -> Metrics:
@@ -112,10 +114,6 @@ def _equally_many(
         num_batches = len(loader)
         dummy = dummy_batch(module.model)
         yield from ((dummy, False) for _ in range(max(gather(num_batches, world)) - num_batches))
-
-
-Loaders = dict[str, DataLoader[Batch]]
-OUT_OF_TIME = -1  # in place of an exit code: evaluate, save and report as after the last epoch
 
 
 def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:

@@ -21,6 +21,13 @@ from fusionzoo.model import FusionModel
 from .freezing import Unfreezing
 
 Group = dict[str, Any]
+# Optimisers that need something a training step does not provide.
+UNFIT = {
+    "lbfgs": "a closure",
+    "sparseadam": "sparse gradients",
+    "adahessian": "second derivatives",
+}
+AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def param_groups(
@@ -180,14 +187,6 @@ def _row(group: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-# Optimisers that need something a training step does not provide.
-UNFIT = {
-    "lbfgs": "a closure",
-    "sparseadam": "sparse gradients",
-    "adahessian": "second derivatives",
-}
-
-
 def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     """Build the optimiser, with fused kernels where it has them (faster on CPU too)."""
     name = cfg.name.lower()
@@ -284,9 +283,6 @@ def clip_gradients(
         if max_norm is not None:
             clip_grads_with_norm_(parameters, max_norm, norms[-1], foreach=True)
     return torch.stack([norm.to(device) for norm in norms])
-
-
-AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(cfg: TrainConfig, device: torch.device) -> torch.autocast:

@@ -49,6 +49,9 @@ from .trainer import Trainer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FUSION = "fusion"  # its curve
+Curves = dict[str, list[Any]]  # what is drawn -> a value per epoch, None where there is none
+
 
 def show_data(dataset: PairedDataset, dropped: Sequence[str], tracker: Tracker) -> None:
     """Print the data summary, and settings dropped with the modalities that they belong to."""
@@ -344,10 +347,6 @@ def falls_short(
         if head - fusion > (0.1 if tasks.higher else 0.1 * abs(head)):
             short.append(name)
     return short
-
-
-FUSION = "fusion"  # its curve
-Curves = dict[str, list[Any]]  # what is drawn -> a value per epoch, None where there is none
 
 
 @dataclass

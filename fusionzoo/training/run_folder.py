@@ -24,6 +24,13 @@ Contents = dict[str, Any]
 MARK = b"sha256:"  # start of the archive's comment; 64 hexadecimal digits follow
 COMMENT = len(MARK) + 64
 BLOCK = 1 << 22  # bytes hashed at once
+LOCK = "lock"  # a file in the run folder, locked while a run writes there
+PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folder to appear
+WRITTEN = (
+    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
+    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
+    *("speed.json", "trials", "trials.json", "check"),
+)
 
 
 def write(contents: Contents | Path, path: Path, keep: int = 1) -> None:
@@ -129,15 +136,6 @@ def _rotate(path: Path, keep: int) -> None:
             spare.unlink(missing_ok=True)
             os.link(newer, spare)
             spare.replace(older)
-
-
-LOCK = "lock"  # a file in the run folder, locked while a run writes there
-PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folder to appear
-WRITTEN = (
-    *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
-    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-    *("speed.json", "trials", "trials.json", "check"),
-)
 
 
 @contextmanager

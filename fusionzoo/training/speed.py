@@ -36,6 +36,14 @@ LONGEST = 60.0  # seconds of measuring, however long the work
 SHORTEST = 1.0  # seconds; with less to spend, nothing but the default is measured
 
 Settings = dict[str, Any]
+CHOSEN = "chosen"
+DISTINCT = 4  # batches of samples; longer measurements repeat them
+SECONDS = 0.5  # that one measurement takes at least
+MOST_BATCHES = 64
+Keys = list[tuple[int, int]]
+Loaders = dict[str, DataLoader[Batch]]
+FILE = "speed.json"
+COMPILING = 30.0  # seconds to expect of torch.compile: not tried in shorter work
 
 
 class Timing(NamedTuple):
@@ -120,9 +128,6 @@ def choose(
     return Choice(best, trials, clock() - start)
 
 
-CHOSEN = "chosen"
-
-
 def _compare(
     settings: Settings,
     best: Settings,
@@ -172,13 +177,6 @@ def describe_choice(choice: Choice, defaults: Settings, where: str) -> str:
     words = {name: "on" if value is True else value for name, value in changed.items()}
     named = ", ".join(f"{name} {word}" for name, word in words.items())
     return f"--speed auto: {named} ({best:,.0f} samples/s; {rate:,.0f} with the defaults); {end}"
-
-
-DISTINCT = 4  # batches of samples; longer measurements repeat them
-SECONDS = 0.5  # that one measurement takes at least
-MOST_BATCHES = 64
-
-Keys = list[tuple[int, int]]
 
 
 def measure_loading(
@@ -239,10 +237,6 @@ def set_memory_format(model: FusionModel, *, channels_last: bool) -> None:
     for _, encoder in model.named_encoders():
         if encoder.kind in ("image", "audio"):
             encoder.set_channels_last(channels_last)
-
-
-Loaders = dict[str, DataLoader[Batch]]
-FILE = "speed.json"
 
 
 def choose_for_training(
@@ -361,9 +355,6 @@ def _apply(trainer: Trainer, loaders: Loaders, settings: Settings) -> Loaders:
         name: build_loader(loader.dataset, loader.collate_fn, trainer.cfg, trainer.world, name)  # type: ignore[arg-type]
         for name, loader in loaders.items()
     }
-
-
-COMPILING = 30.0  # seconds to expect of torch.compile: not tried in shorter work
 
 
 class Speed(NamedTuple):

@@ -24,6 +24,8 @@ from fusionzoo.evaluation.metrics import (
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target, kind_of
 
+NO_TARGET = "none"  # the kind of target of an objective that reads no labels
+
 
 class Task(nn.Module):
     """One target. `labels` (N, C) are those of the training split, without the missing ones.
@@ -80,9 +82,6 @@ class Task(nn.Module):
         if kind.standard_kind() == "multilabel":
             return multilabel_scores(logits, target)
         return right(logits, as_index(target))
-
-
-NO_TARGET = "none"  # the kind of target of an objective that reads no labels
 
 
 @dataclass(frozen=True, kw_only=True)

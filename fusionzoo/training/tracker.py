@@ -32,6 +32,7 @@ from .multitask import Tasks
 from .trainer import StepResult
 
 PROJECT = "fusionzoo"
+PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
 
 class Logger(Protocol):
@@ -149,9 +150,6 @@ def _key(folder: Path, logger: str, make: Any) -> str:
     if not id_file.is_file():
         id_file.write_text(make())
     return id_file.read_text()
-
-
-PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
 
 
 class Tracker:

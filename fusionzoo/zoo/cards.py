@@ -11,6 +11,14 @@ from typing import Any
 
 from fusionzoo.registry import Entry, sections, settings_class
 
+FAMILIES = ("early", "late", "attention", "hybrid")
+BALANCE_FAMILIES = {  # what a training strategy changes
+    "data": "the batch",
+    "loss": "the losses",
+    "gradient": "how fast each encoder learns",
+    "schedule": "who learns when",
+}
+
 
 def settings_block(docstring: str | None) -> dict[str, str]:
     """Return the meaning of each setting in a docstring's `Settings:` block.
@@ -44,15 +52,6 @@ def described_settings(component: Callable[..., Any]) -> dict[str, str]:
     for cls in reversed(classes):
         meanings |= settings_block(cls.__doc__)
     return meanings
-
-
-FAMILIES = ("early", "late", "attention", "hybrid")
-BALANCE_FAMILIES = {  # what a training strategy changes
-    "data": "the batch",
-    "loss": "the losses",
-    "gradient": "how fast each encoder learns",
-    "schedule": "who learns when",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

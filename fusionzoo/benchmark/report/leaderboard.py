@@ -46,6 +46,34 @@ ECE_NOTE = (
 )
 SIGNIFICANT = 1 - statistics.LEVEL
 LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
+EXTERNAL = "external"  # kind and family of a line with figures that others report
+Line = Mapping[str, Any]
+HIDDEN = {"score", "seeds"}  # keys of a line that are no column
+# Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
+SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
+# The columns of each rendering, by name and in order.
+PAGE = (
+    *("strategy", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
+    *(
+        "missing",
+        "lost",
+        "family",
+        "source",
+        "macro_f1",
+        "ece_marked",
+        "parameters",
+        "seconds",
+        "macs",
+    ),
+    *("latency", "speed", "memory", "ece_debiased", "ece_if_calibrated", "calibration", "brier"),
+    *("nll", "aurc", "val_accuracy", "tuned_settings"),
+)
+TEXT = (  # Markdown, LaTeX and notebooks
+    *("strategy", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
+    *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
+    *("gain_with_interval", "p", "source"),
+)
+TERMINAL = ("strategy", "metric", "interval", "untuned", "gain_with_interval")
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
@@ -161,9 +189,6 @@ def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, floa
     return areas
 
 
-EXTERNAL = "external"  # kind and family of a line with figures that others report
-
-
 def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> list[dict[str, Any]]:
     """Read lines of others' figures from a CSV file, for the leaderboard alone.
 
@@ -235,12 +260,6 @@ def with_external(
 ) -> list[dict[str, Any]]:
     """Return the lines of a leaderboard with those of others in their places."""
     return sorted([*lines, *external], key=lambda line: (-line["score"], line["strategy"]))
-
-
-Line = Mapping[str, Any]
-HIDDEN = {"score", "seeds"}  # keys of a line that are no column
-# Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
-SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,29 +340,6 @@ COMMON = {
         keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False
     ),
 }
-# The columns of each rendering, by name and in order.
-PAGE = (
-    *("strategy", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
-    *(
-        "missing",
-        "lost",
-        "family",
-        "source",
-        "macro_f1",
-        "ece_marked",
-        "parameters",
-        "seconds",
-        "macs",
-    ),
-    *("latency", "speed", "memory", "ece_debiased", "ece_if_calibrated", "calibration", "brier"),
-    *("nll", "aurc", "val_accuracy", "tuned_settings"),
-)
-TEXT = (  # Markdown, LaTeX and notebooks
-    *("strategy", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
-    *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
-    *("gain_with_interval", "p", "source"),
-)
-TERMINAL = ("strategy", "metric", "interval", "untuned", "gain_with_interval")
 
 
 def columns(metric: str) -> dict[str, Column]:

@@ -46,6 +46,54 @@ DEFAULTS = {
     "text-anchor": {"start"},
 }
 Element = ElementTree.Element
+STEPS = ((1, 2, 5), (1, 3), (1,))  # in a decade, from many ticks to few
+LONGEST = 19  # characters in a line of a name
+DOT = 3.0  # half the width of a dot, with a margin
+# Places for a name: offset from the point in points, and the side of the name that is there.
+OFFSETS = [
+    (x, y, side)
+    for distance in range(0, 40, 10)
+    for x, y, side in (
+        (4, 1 + distance, "left"),
+        (4, -12 - distance, "left"),
+        (-4, 1 + distance, "right"),
+        (-4, -12 - distance, "right"),
+    )
+]
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fusionzoo",
+    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
+    "path.simplify": False,
+    "font.family": "sans-serif",
+    "font.size": FONT_SIZE,
+    "text.color": INK,
+    "text.parse_math": False,  # names may hold dollar signs
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 6,  # so that the labels at the origin do not collide
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": FONT_SIZE,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": GRID_WIDTH,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": FONT_SIZE,
+}
+ROW = 0.2  # height of a line of text, inches
+P = ParamSpec("P")
+FILES: ContextVar[Path | None] = ContextVar("folder of figure files", default=None)
+FAMILY: dict[str, str] = dict(
+    zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
+)
+Curves = Mapping[str, Sequence[float]]  # candidate -> values
 
 
 def to_svg(figure: Any, title: str, css_class: str, prefix: str) -> str:
@@ -146,22 +194,6 @@ def _path(data: str) -> str:
 
 def _round(text: str) -> str:
     return NUMBER.sub(lambda match: f"{round(float(match[0]), 1):g}", text)
-
-
-STEPS = ((1, 2, 5), (1, 3), (1,))  # in a decade, from many ticks to few
-LONGEST = 19  # characters in a line of a name
-DOT = 3.0  # half the width of a dot, with a margin
-# Places for a name: offset from the point in points, and the side of the name that is there.
-OFFSETS = [
-    (x, y, side)
-    for distance in range(0, 40, 10)
-    for x, y, side in (
-        (4, 1 + distance, "left"),
-        (4, -12 - distance, "left"),
-        (-4, 1 + distance, "right"),
-        (-4, -12 - distance, "right"),
-    )
-]
 
 
 class Box(NamedTuple):
@@ -298,37 +330,6 @@ def break_name(name: str, most: int) -> str:
     return "\n".join(lines)
 
 
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fusionzoo",
-    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
-    "path.simplify": False,
-    "font.family": "sans-serif",
-    "font.size": FONT_SIZE,
-    "text.color": INK,
-    "text.parse_math": False,  # names may hold dollar signs
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.major.pad": 6,  # so that the labels at the origin do not collide
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": FONT_SIZE,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": GRID_WIDTH,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.fontsize": FONT_SIZE,
-}
-ROW = 0.2  # height of a line of text, inches
-P = ParamSpec("P")
-
-
 class Layout(NamedTuple):
     """A width to draw for."""
 
@@ -343,9 +344,6 @@ class Layout(NamedTuple):
 
 WIDE = Layout("plot wide", 9.2, 36)
 NARROW = Layout("plot narrow", 3.7, 19)  # on a screen of 390 pixels text is 12 pixels high
-
-
-FILES: ContextVar[Path | None] = ContextVar("folder of figure files", default=None)
 
 
 @contextmanager
@@ -444,12 +442,6 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=columns)
     return figure
-
-
-FAMILY: dict[str, str] = dict(
-    zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
-)
-Curves = Mapping[str, Sequence[float]]  # candidate -> values
 
 
 @drawn_twice("score of each strategy and its interval")

@@ -24,6 +24,21 @@ from ..bench import Bench, Condition, damaged_rows
 from ..store import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
+MEAN_PRESENT = "mean of singles that are present"
+PRODUCT_PRESENT = "product of singles that are present"
+BEST_PRESENT = "best single that is present"
+CHOSEN, ENSEMBLE = "fusion by validation", "ensemble of seeds"
+RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+ACRONYMS = {
+    "mae": "MAE",
+    "mse": "MSE",
+    "rmse": "RMSE",
+    "map": "mAP",
+    "sample_f1": "sample F1",
+    "auroc": "AUROC",
+    "r2": "R²",
+}
 
 
 class Validation(NamedTuple):
@@ -254,12 +269,6 @@ def is_plain(row: Row) -> bool:
     return row["subset"] == "full" and not row["corruption"]
 
 
-MEAN_PRESENT = "mean of singles that are present"
-PRODUCT_PRESENT = "product of singles that are present"
-BEST_PRESENT = "best single that is present"
-CHOSEN, ENSEMBLE = "fusion by validation", "ensemble of seeds"
-
-
 def chosen_fusion(summary: Summary) -> Choice | None:
     """Return the fusion that does best on each fold's validation data."""
     fusions = summary.of_kind("fusion")
@@ -274,9 +283,6 @@ def best_on_validation(candidates: Sequence[CandidateResults], fold: int) -> Can
         return score, -loss
 
     return max(candidates, key=goodness)
-
-
-RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
 
 
 def missing_curve(
@@ -378,19 +384,6 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
             front.append(name)
             best = quality
     return front
-
-
-PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-ACRONYMS = {
-    "mae": "MAE",
-    "mse": "MSE",
-    "rmse": "RMSE",
-    "map": "mAP",
-    "sample_f1": "sample F1",
-    "auroc": "AUROC",
-    "r2": "R²",
-}
 
 
 def metric_name(metric: str) -> str:

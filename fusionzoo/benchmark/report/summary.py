@@ -52,6 +52,9 @@ from .results import (
 
 CHOSEN_ALONE = "single by validation"
 EARLIER_NAMES = {"mean of single modalities": PRODUCT_PRESENT}  # of rows, in earlier reports
+PER_MODEL = ("parameters", "macs", "seconds", "latency_ms")  # costs that grow with the models
+NOT_RUN = "The control with shuffled labels was not run."
+RENAMINGS = 10_000  # random permutations of the class names
 
 
 def summarise(bench: Bench, results: Results) -> Summary:
@@ -295,9 +298,6 @@ def _cascade(summary: Summary, singles: Sequence[CandidateResults], prior: Tenso
     return logits
 
 
-PER_MODEL = ("parameters", "macs", "seconds", "latency_ms")  # costs that grow with the models
-
-
 def _ensemble(summary: Summary, chosen: CandidateResults) -> CandidateResults:
     """Return the mean prediction of all seeds of the chosen fusion, at the cost of all of them."""
     logits, models = mean_prediction(summary.targets, chosen.logits), len(chosen.seeds)
@@ -343,10 +343,6 @@ def _prior(bench: Bench) -> Tensor:
         for fold in bench.folds
     ]
     return torch.cat(parts)
-
-
-NOT_RUN = "The control with shuffled labels was not run."
-RENAMINGS = 10_000  # random permutations of the class names
 
 
 def controls(summary: Summary) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from .results import Summary
 from .summary import parquet_rows
 
 COSTS = ("parameters", "macs", "seconds", "latency_ms", "samples_per_second", "memory_mb")
+SPECIAL = {  # characters that mean something else in LaTeX
+    **{x: f"\\{x}" for x in "_%&#${}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"±": r"$\pm$", "<": "$<$", ">": "$>$"},
+}
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
@@ -103,13 +108,6 @@ def write_parquet(summary: Summary, path: Path) -> None:
     table = pa.Table.from_pylist(parquet_rows(summary))
     with replacing(path) as partial:
         pq.write_table(table, partial, write_page_checksum=True)
-
-
-SPECIAL = {  # characters that mean something else in LaTeX
-    **{x: f"\\{x}" for x in "_%&#${}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    **{"±": r"$\pm$", "<": "$<$", ">": "$>$"},
-}
 
 
 def _escape(text: str) -> str:

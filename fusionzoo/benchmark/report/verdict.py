@@ -41,6 +41,10 @@ from .results import (
 )
 from .summary import controls
 
+FEWEST_SAMPLES = 10  # for an interval
+MISSING, LOST = "missing", "lost parts"
+DROPOUT = "modality_dropout"  # the training strategy that removes modalities
+
 
 def pairwise(
     summary: Summary, candidates: Sequence[CandidateResults]
@@ -261,9 +265,6 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
     return sorted(lines, key=lambda line: -line["samples"])
 
 
-FEWEST_SAMPLES = 10  # for an interval
-
-
 def _coverage_words(summary: Summary, best: CandidateResults, parts: Coverage | None) -> list[str]:
     """Say which part of the gain is coverage, and which is fusion."""
     if parts is None:
@@ -400,10 +401,6 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
 
 def _best_single_score(table: Sequence[Mapping[str, Any]]) -> float:
     return max(float(line["score"]) for line in table if line["family"] == "single")
-
-
-MISSING, LOST = "missing", "lost parts"
-DROPOUT = "modality_dropout"  # the training strategy that removes modalities
 
 
 def incomplete(summary: Summary) -> dict[str, Any] | None:

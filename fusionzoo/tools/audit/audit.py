@@ -49,6 +49,20 @@ CHECKS: tuple[Check, ...] = (
     orphan_files,
 )
 FACTS: tuple[Describe, ...] = (class_table, length_tables)
+CHECK_HELP = """
+Check a data set: `fusionzoo data check my.csv --target label --html audit.html`.
+
+DATA is a data set's name, a file, a folder or a URL of shards. Reads every value once. Exit code 0:
+fit for training; 1: a finding is an error; 2: the data cannot be opened.
+"""
+SHOW_HELP = """
+Write a contact sheet: `fusionzoo data show my.csv --n 9 --out sheet.html`.
+
+DATA is a data set's name, a file, a folder or a URL of shards. Classes are shown in turn.
+"""
+UNFIT = 1  # exit code
+DATA = "data set and its settings (required): `fusionzoo data list`"
+PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
 def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Refusal]]:
@@ -93,22 +107,6 @@ def audit(
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     facts = [table for describe in FACTS for table in describe(scan)]
     return Report(scan=scan, findings=findings, facts=facts, seconds=seconds)
-
-
-CHECK_HELP = """
-Check a data set: `fusionzoo data check my.csv --target label --html audit.html`.
-
-DATA is a data set's name, a file, a folder or a URL of shards. Reads every value once. Exit code 0:
-fit for training; 1: a finding is an error; 2: the data cannot be opened.
-"""
-SHOW_HELP = """
-Write a contact sheet: `fusionzoo data show my.csv --n 9 --out sheet.html`.
-
-DATA is a data set's name, a file, a folder or a URL of shards. Classes are shown in turn.
-"""
-UNFIT = 1  # exit code
-DATA = "data set and its settings (required): `fusionzoo data list`"
-PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
 @dataclass(frozen=True, kw_only=True)

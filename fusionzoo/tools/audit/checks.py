@@ -35,6 +35,29 @@ REFUSALS = {  # kind of refusal -> what it is, what to do
     "column": ("column with the name of another", "the first of them is used here"),
     "file": ("file that does not fit into the folder's layout", "move or remove these files"),
 }
+# Characters that the bytes 80 to FF of UTF-8 become when read as Latin-1 or cp1252.
+HIGH = "\u0080-\u00ff" + "".join(
+    bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)
+)
+RUN = re.compile(f"[{HIGH}]{{2,}}")
+REPLACEMENT = "\ufffd"
+MOST_IMBALANCE = 10  # the largest class over the smallest
+MOST_MISSING = 0.5  # share of a modality's values
+LEAST_DIFFERENCE = 0.2  # of missing rates between classes or splits
+SURE = 1e-4  # p-value below which a difference is not chance
+MIN_SUPPORT = 5  # samples of a class, before its words are judged
+NAME_SHARE = 0.3  # of a class's texts that name it
+NAME_LIFT = 5.0  # times as often as other classes' texts do
+RULE_PRECISION, RULE_RECALL = 0.95, 0.8  # of a word that stands for a class
+MAX_SHOWN = 5  # classes or words named in a message
+MAX_CLASSES = 30  # rows of a table
+BINS = 8  # of a histogram
+MEASURES = {  # kind -> (number, title, unit)
+    "text": (("words", "words of a text"),),
+    "audio": (("seconds", "seconds of a clip"),),
+    "image": (("width", "width of an image, pixels"), ("height", "height of an image, pixels")),
+    "sequence": (("length", "steps of a sequence"),),
+}
 
 
 def refused(scan: Scan) -> Iterator[Finding]:
@@ -138,14 +161,6 @@ def _texts(values: Values, numbers: np.ndarray) -> Iterator[tuple[str, float]]:
     return zip(values.texts, numbers, strict=True)
 
 
-# Characters that the bytes 80 to FF of UTF-8 become when read as Latin-1 or cp1252.
-HIGH = "\u0080-\u00ff" + "".join(
-    bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)
-)
-RUN = re.compile(f"[{HIGH}]{{2,}}")
-REPLACEMENT = "\ufffd"
-
-
 def encoding_damage(scan: Scan) -> Iterator[Finding]:
     """Replacement characters, control characters, and UTF-8 read in another encoding (`Ã©`)."""
     for values in _of_kind(scan, "text"):
@@ -243,17 +258,6 @@ def _files(top: str) -> Iterator[str]:
 
 def _of_kind(scan: Scan, kind: str) -> Iterator[Values]:
     return (values for values in scan.values.values() if values.kind == kind and len(values.rows))
-
-
-MOST_IMBALANCE = 10  # the largest class over the smallest
-MOST_MISSING = 0.5  # share of a modality's values
-LEAST_DIFFERENCE = 0.2  # of missing rates between classes or splits
-SURE = 1e-4  # p-value below which a difference is not chance
-MIN_SUPPORT = 5  # samples of a class, before its words are judged
-NAME_SHARE = 0.3  # of a class's texts that name it
-NAME_LIFT = 5.0  # times as often as other classes' texts do
-RULE_PRECISION, RULE_RECALL = 0.95, 0.8  # of a word that stands for a class
-MAX_SHOWN = 5  # classes or words named in a message
 
 
 def unlabelled(scan: Scan) -> Iterator[Finding]:
@@ -463,16 +467,6 @@ def _one_word_rules(texts: list[str], labels: list[str]) -> dict[str, tuple[str,
             if label not in result or share > result[label][1]:
                 result[label] = (word, share, other)
     return result
-
-
-MAX_CLASSES = 30  # rows of a table
-BINS = 8  # of a histogram
-MEASURES = {  # kind -> (number, title, unit)
-    "text": (("words", "words of a text"),),
-    "audio": (("seconds", "seconds of a clip"),),
-    "image": (("width", "width of an image, pixels"), ("height", "height of an image, pixels")),
-    "sequence": (("length", "steps of a sequence"),),
-}
 
 
 def class_table(scan: Scan) -> Iterator[Facts]:

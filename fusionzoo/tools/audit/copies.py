@@ -21,6 +21,16 @@ MINHASH_ROWS = 4  # entries of a MinHash per band
 
 Pairs = NDArray[np.int64]  # (n, 2), the smaller index first
 POPCOUNT = np.array([bin(x).count("1") for x in range(256)], np.uint8)
+LEAST_IMAGE = 0.95  # cosine of two images' grey cells
+MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
+MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
+LEAST_AUDIO = 0.9  # cosine of two clips' fingerprints
+MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
+LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
+LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
+MIN_WORDS = 5  # texts of fewer words are expected to recur
+KINDS = {"image": "images", "text": "texts", "audio": "clips"}
+ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
 
 
 def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np.float32]]:
@@ -96,18 +106,6 @@ def _close_codes(pairs: Pairs, codes: NDArray[np.uint8]) -> Pairs:
 
 def _parts(pairs: Pairs, size: int) -> list[Pairs]:
     return [pairs[start : start + size] for start in range(0, len(pairs), size)]
-
-
-LEAST_IMAGE = 0.95  # cosine of two images' grey cells
-MOST_COLOUR = 14.0  # mean difference of their colours, grey levels of 255
-MOST_ASPECT = 0.05  # difference of the logarithms of their aspect ratios
-LEAST_AUDIO = 0.9  # cosine of two clips' fingerprints
-MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
-LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
-LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
-MIN_WORDS = 5  # texts of fewer words are expected to recur
-KINDS = {"image": "images", "text": "texts", "audio": "clips"}
-ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
 
 
 def duplicates(scan: Scan) -> Iterator[Finding]:

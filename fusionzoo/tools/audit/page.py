@@ -50,6 +50,13 @@ NAMES = {  # of findings, as titles of the page and the table
     "class_name_in_text": "text names the class",
     "one_word_rule": "one word predicts the class",
 }
+CELL = 280  # pixels, width of a sample in a PNG
+MARGIN = 12
+FONT_SIZE = 13
+LINE = 17  # pixels between lines
+WAVE_HEIGHT = 44
+MAX_LINES = 5  # of a text
+INK, FAINT, MARK, PAPER, SOFT = "#1b1f24", "#5b6570", "#0072b2", "#ffffff", "#f3f5f7"
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -125,15 +132,6 @@ def _with_bars(table: Any) -> dict[str, Any]:
         counts = [int(count.replace(",", "")) for _, count in table.rows]
         bars = [100 * count / max(counts) for count in counts]
     return {"title": table.title, "header": table.header, "rows": table.rows, "bars": bars}
-
-
-CELL = 280  # pixels, width of a sample in a PNG
-MARGIN = 12
-FONT_SIZE = 13
-LINE = 17  # pixels between lines
-WAVE_HEIGHT = 44
-MAX_LINES = 5  # of a text
-INK, FAINT, MARK, PAPER, SOFT = "#1b1f24", "#5b6570", "#0072b2", "#ffffff", "#f3f5f7"
 
 
 def pick_rows(scan: Scan, number: int, seed: int) -> list[int]:

@@ -40,6 +40,13 @@ PERMUTATIONS = 64  # of a MinHash
 MAX_SHINGLES = 50_000  # of one text
 
 Floats = NDArray[np.float32]
+_draws = np.random.default_rng(20260101)
+_FACTORS = _draws.integers(1, 2**63, PERMUTATIONS).astype(np.uint64) | np.uint64(1)
+_OFFSETS = _draws.integers(0, 2**63, PERMUTATIONS).astype(np.uint64)
+CHUNK = 512  # values that are handed to the threads at a time
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+TOLERATED = 0.05  # share of a modality's values with a fault that training survives
 
 
 @dataclass(frozen=True)
@@ -130,11 +137,6 @@ def shingles(plain: str) -> NDArray[np.uint64]:
     return np.unique(mixed)
 
 
-_draws = np.random.default_rng(20260101)
-_FACTORS = _draws.integers(1, 2**63, PERMUTATIONS).astype(np.uint64) | np.uint64(1)
-_OFFSETS = _draws.integers(0, 2**63, PERMUTATIONS).astype(np.uint64)
-
-
 def minhash(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """Return the smallest of the hashes under each permutation, uint32 (PERMUTATIONS,)."""
     permuted = (hashes[:, None] * _FACTORS + _OFFSETS) >> np.uint64(32)
@@ -221,9 +223,6 @@ def _digest(shape: tuple[int, ...], content: NDArray[Any]) -> bytes:
     digest = hashlib.blake2b(repr(shape).encode(), digest_size=16)
     digest.update(content.data if content.size else b"")
     return digest.digest()
-
-
-CHUNK = 512  # values that are handed to the threads at a time
 
 
 @dataclass
@@ -366,11 +365,6 @@ def _gather(
         texts=[x.text for x in measurements] if kind == "text" else [],
         errors=errors,
     )
-
-
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-TOLERATED = 0.05  # share of a modality's values with a fault that training survives
 
 
 @dataclass(frozen=True, kw_only=True)

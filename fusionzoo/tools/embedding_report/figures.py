@@ -29,6 +29,17 @@ from ..search.search import Samples
 from ..search.vectors import ALIGNED, VectorFile, unit
 
 MIN_ROWS = 2
+FOLDS = 5
+NEIGHBOURS = 10
+MIN_PER_CLASS = 5  # samples; rarer classes are left out of probes
+MAX_CLASSES = 200  # more values than that are numbers or names rather than classes
+MAX_CKA = 3000  # samples, whose products are (N, N)
+NOTHING = Interval(math.nan, math.nan, math.nan)
+MIN_POINTS = 5
+PERPLEXITY = 30.0
+THUMBNAIL = 56  # pixels of the longer side
+MAX_TEXT = 160  # characters of a text beside the map
+DIGITS = 3  # of coordinates, which run from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -116,14 +127,6 @@ def _relevance(samples: Samples, ids: list[str]) -> Relevance:
     if samples.dataset is None or any(samples.row(sample_id) is None for sample_id in ids):
         return Relevance()
     return RelevanceLabels(samples.dataset).of(ids)
-
-
-FOLDS = 5
-NEIGHBOURS = 10
-MIN_PER_CLASS = 5  # samples; rarer classes are left out of probes
-MAX_CLASSES = 200  # more values than that are numbers or names rather than classes
-MAX_CKA = 3000  # samples, whose products are (N, N)
-NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
 def column_figures(sample: EmbeddedSample, column: str) -> dict[str, Any]:
@@ -242,13 +245,6 @@ def retrieval(sample: EmbeddedSample) -> dict[str, dict[str, Interval]]:
     if not any_pair(present):
         return {}
     return retrieval_intervals(aligned, present, content=sample.content, groups=sample.groups)
-
-
-MIN_POINTS = 5
-PERPLEXITY = 30.0
-THUMBNAIL = 56  # pixels of the longer side
-MAX_TEXT = 160  # characters of a text beside the map
-DIGITS = 3  # of coordinates, which run from 0 to 1
 
 
 def project(vectors: Any) -> NDArray[np.float32]:

@@ -62,6 +62,15 @@ TRAINED_ON = (
     "Rows of the training split are among them, on which a trained model is better than on new"
     " ones: --split test leaves them out."
 )
+HELP = """
+Measure embeddings: `fusionzoo embed-report emb.parquet [other.parquet] --html report.html`.
+
+Probes, neighbours, geometry, similarity of spaces and retrieval, with intervals, and a map.
+"""
+KINDS = ("tensorboard", "atlas")
+NEIGHBOURS = 15
+SPRITE = 32  # pixels of an image in TensorBoard
+MAX_SPRITE = 8192  # pixels of a side of the image of all of them, which browsers can load
 
 
 @dataclass(frozen=True)
@@ -267,13 +276,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-HELP = """
-Measure embeddings: `fusionzoo embed-report emb.parquet [other.parquet] --html report.html`.
-
-Probes, neighbours, geometry, similarity of spaces and retrieval, with intervals, and a map.
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EmbedReportConfig:
     """Settings of `fusionzoo embed-report`."""
@@ -333,12 +335,6 @@ def _report(cfg: EmbedReportConfig) -> int:
         opened = atlas_command(path) if path.suffix else f"tensorboard --logdir {path}"
         print(f"wrote {path}: {opened}")
     return 0
-
-
-KINDS = ("tensorboard", "atlas")
-NEIGHBOURS = 15
-SPRITE = 32  # pixels of an image in TensorBoard
-MAX_SPRITE = 8192  # pixels of a side of the image of all of them, which browsers can load
 
 
 def export(sample: EmbeddedSample, kinds: list[str], folder: Path) -> list[Path]:

@@ -42,6 +42,12 @@ from .parts import PARTS, Items, Part, Parts, Place
 from .results import Explanation, Explanations, cost_note, summary_rows
 
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
+HELP = """
+Explain a model's answers: `fusionzoo explain runs/a my.csv --html why.html`.
+
+What each modality adds to each answer (Shapley values), the answer without it, and what its words,
+regions, seconds or columns add. docs/explain.md says how to read it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,14 +371,6 @@ class PartsExplainer:
                 break
         self.notes.append(f"{name}: hidden cells come from {len(values)} samples of {where}")
         return values
-
-
-HELP = """
-Explain a model's answers: `fusionzoo explain runs/a my.csv --html why.html`.
-
-What each modality adds to each answer (Shapley values), the answer without it, and what its words,
-regions, seconds or columns add. docs/explain.md says how to read it.
-"""
 
 
 def explain_command(args: Sequence[str]) -> int:

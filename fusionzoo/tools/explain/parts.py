@@ -26,6 +26,10 @@ Method = Literal["occlusion", "shapley"]
 
 
 Hidden = Collection[int]  # numbers of parts
+PARTS: dict[str, type[Parts]] = {}  # by kind
+# Characters of scripts that write no spaces between words: each counts as a word.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(f"[{UNSPACED}\U00020000-\U0003ffff]|[^\\s{UNSPACED}\U00020000-\U0003ffff]+")
 
 
 class Place(NamedTuple):
@@ -70,9 +74,6 @@ class Parts(ABC):
         """
 
 
-PARTS: dict[str, type[Parts]] = {}  # by kind
-
-
 def parts_of(kind: str) -> Any:
     """Make the decorated subclass of `Parts` that of a kind of values."""
 
@@ -89,11 +90,6 @@ def parts_of(kind: str) -> Any:
         return cls
 
     return decorate
-
-
-# Characters of scripts that write no spaces between words: each counts as a word.
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-WORD = re.compile(f"[{UNSPACED}\U00020000-\U0003ffff]|[^\\s{UNSPACED}\U00020000-\U0003ffff]+")
 
 
 @parts_of("text")

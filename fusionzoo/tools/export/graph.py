@@ -42,6 +42,8 @@ PRESENT = "present"  # the input that says which modalities each row has, bool (
 TRACED_ROWS = 4
 MOST_ROWS = 32  # in which subsets of modalities are compared
 Inputs = dict[str, dict[str, Tensor]]  # modality -> the encoder's inputs by name
+SCALES = (1.0, 3.0, 400.0, 500.0)  # of raw values, in the units of `raw_value`
+TRACED = (2.0, 1.0, 0.5)  # scales of the batch that is traced: the first within the bounds
 
 
 class ExportModel(nn.Module):
@@ -145,10 +147,6 @@ class Layout(NamedTuple):
 
     size: Size | None  # None: every row has one shape
     places: Mapping[str, int]  # input -> its dimension of that size
-
-
-SCALES = (1.0, 3.0, 400.0, 500.0)  # of raw values, in the units of `raw_value`
-TRACED = (2.0, 1.0, 0.5)  # scales of the batch that is traced: the first within the bounds
 
 
 def raw_value(encoder: Encoder, scale: float, draw: torch.Generator) -> Any:

@@ -29,6 +29,14 @@ from .mistakes import Measured
 from .page import SAMPLES, about_answers, about_data, about_run, columns_of, notes
 
 NAME = "report.html"  # of the page in the run's folder
+USAGE = Usage(
+    name="report",
+    purpose="Show a run's results; with --html write a page with what its model gets wrong.",
+    words=("model", "data"),
+    examples=("runs/a", "runs/a --html", "runs/a moved.csv --html page.html"),
+    common=("model", "data", "html", "split", "batch_size", "device"),
+    more=f"The page is one file: data, curves, results, mistakes, the {SAMPLES} worst samples.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +132,6 @@ def _open(
         if use.data or dataset is not None:
             raise
         return None, one_line(error)
-
-
-USAGE = Usage(
-    name="report",
-    purpose="Show a run's results; with --html write a page with what its model gets wrong.",
-    words=("model", "data"),
-    examples=("runs/a", "runs/a --html", "runs/a moved.csv --html page.html"),
-    common=("model", "data", "html", "split", "batch_size", "device"),
-    more=f"The page is one file: data, curves, results, mistakes, the {SAMPLES} worst samples.",
-)
 
 
 def report_command(args: Sequence[str]) -> int:

@@ -49,6 +49,16 @@ from .where import Where
 FUSED = "fused"
 UNIT_LENGTH = 0.01  # by which a vector's length may differ from 1
 LENGTHS_TRIED = 256  # rows whose lengths are compared with what the file says
+MAX_VALUE = 60  # characters of a column's value on a card
+MAX_EXACT = 3_000_000  # rows; larger files get an index
+Method = Literal["auto", "exact", "index"]
+HELP = """
+Search a file of embeddings: `fusionzoo search emb.parquet --text "a red bird" --k 10`.
+
+Several of --text, --image, --audio and --id make one query. docs/search.md says more.
+"""
+MAX_CELL = 60  # characters of a path or text in the table
+STANDARD_OUTPUT = "-"
 
 
 def choose_column(file: VectorFile, by: str, modalities: Sequence[str]) -> str:
@@ -270,9 +280,6 @@ def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str
         return Samples(None, f"its data cannot be opened: {one_line(error)}")
 
 
-MAX_VALUE = 60  # characters of a column's value on a card
-
-
 @dataclass(frozen=True)
 class Hit:
     """A row of the file that is near the query."""
@@ -341,10 +348,6 @@ def write_page(result: Found, path: Path) -> Path:
 
 def _is_shown(name: str, value: Any) -> bool:
     return value is not None and value != "" and not name.startswith("present_")
-
-
-MAX_EXACT = 3_000_000  # rows; larger files get an index
-Method = Literal["auto", "exact", "index"]
 
 
 class Searcher:
@@ -607,15 +610,6 @@ def search(
     values = {"text": text, "image": image, "audio": audio, **(query or {})}
     ids = [id] if isinstance(id, str) else list(id)
     return searcher.search(values, ids=ids, vector=vector, by=by, k=k, where=where)
-
-
-HELP = """
-Search a file of embeddings: `fusionzoo search emb.parquet --text "a red bird" --k 10`.
-
-Several of --text, --image, --audio and --id make one query. docs/search.md says more.
-"""
-MAX_CELL = 60  # characters of a path or text in the table
-STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True, kw_only=True)

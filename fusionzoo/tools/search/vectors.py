@@ -23,6 +23,10 @@ BLOCK = 1 << 16  # rows in memory that are compared at a time
 READ = 1 << 14  # rows read at a time
 OTHER_LISTS = ("probabilities", "weights")  # columns of lists that are no embeddings
 ALIGNED = "aligned"  # the mean of a row's `aligned_<modality>` vectors
+FEW = 100  # rows; the 99th percentile of fewer is little more than their maximum
+SAMPLED = 8192  # rows from which percentiles of cosines are measured
+NEAR = 0.99  # quantile of the cosines that has a score of 1; the median has 0
+COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
 
 
 class Block(NamedTuple):
@@ -239,11 +243,6 @@ def _width(stored: EmbeddingFile, column: pa.Field) -> int:
     return 0
 
 
-FEW = 100  # rows; the 99th percentile of fewer is little more than their maximum
-SAMPLED = 8192  # rows from which percentiles of cosines are measured
-NEAR = 0.99  # quantile of the cosines that has a score of 1; the median has 0
-
-
 class Scale(NamedTuple):
     """What each query's cosines to rows with the same parts are compared with."""
 
@@ -325,9 +324,6 @@ def _quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
     ordered, order = values.sort(dim=1)
     below = (weights[order].cumsum(1) < level * weights.sum()).sum(1, keepdim=True)
     return ordered.gather(1, below.clamp(max=len(weights) - 1))[:, 0]
-
-
-COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
 
 
 def nearest(

@@ -38,6 +38,20 @@ MOST_HITS = 1_000
 LOCAL = ("127.0.0.1", "localhost", "::1")
 POLL = 0.001  # s between looks at the queue while a batch may still grow
 BODIES = 16  # of the largest size, that may be in memory at once
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+FILE = {
+    "type": "object",
+    "properties": {"base64": {"type": "string", "format": "byte"}},
+    "required": ["base64"],
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "text": {"type": "string"},
+    "vector": NUMBERS,
+    "sequence": {"type": "array", "items": NUMBERS},
+    "tabular": {"type": "object", "description": "cells by column"},
+    "image": {"oneOf": [FILE, {"type": "array", "items": FILE}]},
+    "audio": {"oneOf": [FILE, {"type": "array", "items": FILE}]},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,22 +389,6 @@ def _prometheus(service: Service) -> str:
     ):
         lines += [f"# TYPE fusionzoo_{name} {kind}", f"fusionzoo_{name} {value}"]
     return "\n".join(lines) + "\n"
-
-
-NUMBERS = {"type": "array", "items": {"type": "number"}}
-FILE = {
-    "type": "object",
-    "properties": {"base64": {"type": "string", "format": "byte"}},
-    "required": ["base64"],
-}
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "text": {"type": "string"},
-    "vector": NUMBERS,
-    "sequence": {"type": "array", "items": NUMBERS},
-    "tabular": {"type": "object", "description": "cells by column"},
-    "image": {"oneOf": [FILE, {"type": "array", "items": FILE}]},
-    "audio": {"oneOf": [FILE, {"type": "array", "items": FILE}]},
-}
 
 
 def _request_body(kinds: dict[str, str]) -> dict[str, Any]:
