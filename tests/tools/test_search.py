@@ -23,7 +23,8 @@ from fusionzoo.cli import main
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.tools.search import index as vector_index
 from fusionzoo.tools.search import vectors as vector_file
-from fusionzoo.tools.search.search import Searcher, check_same_space
+from fusionzoo.tools.search.query import check_same_space
+from fusionzoo.tools.search.search import Searcher
 from fusionzoo.tools.search.vectors import nearest, open_vectors
 from fusionzoo.tools.search.where import Where
 

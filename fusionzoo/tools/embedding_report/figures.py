@@ -25,7 +25,7 @@ from fusionzoo.evaluation.geometry import (
 from fusionzoo.evaluation.retrieval import Relevance, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.statistics import Interval, by_group, crossed
 
-from ..search.search import Samples
+from ..search.samples import Samples
 from ..search.vectors import ALIGNED, VectorFile, unit
 
 MIN_ROWS = 2

@@ -25,7 +25,7 @@ from fusionzoo.html.template import template
 from fusionzoo.plugins import load_plugins
 from fusionzoo.version import __version__
 
-from ..search.search import Samples, open_samples
+from ..search.samples import Samples, open_samples
 from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (
     MIN_POINTS,

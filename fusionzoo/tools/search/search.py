@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from fusionzoo.config import merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
-from fusionzoo.console import print_table
-from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media.arrays import ArrayItem
-from fusionzoo.datasets.opening.naming import IN_MEMORY
-from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.files import write_json, write_text
-from fusionzoo.html.samples import show_sample
-from fusionzoo.html.template import template
-from fusionzoo.inputs.data import data_settings, in_memory, open_dataset, read_data
-from fusionzoo.loading import load
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import write_json
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
-from fusionzoo.version import __version__
 
+from .found import Found, Hit, print_found
 from .index import Index, UnevenRowsError, open_index
+from .query import (
+    check_fit,
+    check_lengths,
+    check_same_space,
+    choose_column,
+    embed_query,
+    name_modalities,
+    open_model,
+    query_from_rows,
+)
+from .samples import Samples, open_samples
 from .vectors import (
     ALIGNED,
     BLOCK,
@@ -46,10 +46,6 @@ from .vectors import (
 )
 from .where import Where
 
-FUSED = "fused"
-UNIT_LENGTH = 0.01  # by which a vector's length may differ from 1
-LENGTHS_TRIED = 256  # rows whose lengths are compared with what the file says
-MAX_VALUE = 60  # characters of a column's value on a card
 MAX_EXACT = 3_000_000  # rows; larger files get an index
 Method = Literal["auto", "exact", "index"]
 HELP = """
@@ -57,297 +53,7 @@ Search a file of embeddings: `fusionzoo search emb.parquet --text "a red bird" -
 
 Several of --text, --image, --audio and --id make one query. docs/search.md says more.
 """
-MAX_CELL = 60  # characters of a path or text in the table
 STANDARD_OUTPUT = "-"
-
-
-def choose_column(file: VectorFile, by: str, modalities: Sequence[str]) -> str:
-    """Return the column to search: `by`, else aligned vectors for a query by media, else fused."""
-    if by:
-        file.check_column(by)
-        return by
-    if modalities and ALIGNED in file.dims:
-        return ALIGNED
-    if FUSED in file.dims:
-        return FUSED
-    raise FusionZooError(f"{file.path} has no fused vectors: --by {' | '.join(file.dims)}")
-
-
-def open_model(file: VectorFile, model: FusionModel | str, plugins: Any = ()) -> FusionModel:
-    """Load the model that embedded the file, and check that it is the same one."""
-    if isinstance(model, FusionModel):
-        check_model(file, model, "the model")
-        return model
-    folder = model or str(file.metadata.get("model") or "")
-    if not folder:
-        raise FusionZooError(
-            f"{file.path} does not name the model that embedded it: --model says where it is"
-        )
-    if not Path(folder).is_dir():
-        raise FusionZooError(
-            f"{file.path} was embedded by {folder}, which is not there: --model says where it is"
-        )
-    loaded = load(folder, plugins=plugins)
-    check_model(file, loaded, folder)
-    return loaded
-
-
-def check_model(file: VectorFile, model: FusionModel, name: str) -> None:
-    """Raise if the file records the digest of another model."""
-    recorded = file.metadata.get("model_digest")
-    if recorded and (digest := model_digest(model)) != recorded:
-        raise FusionZooError(
-            f"{name} is not the model that embedded {file.path} (digest {digest[:12]}, not"
-            f" {str(recorded)[:12]}): embed the data again, or name the model with --model"
-        )
-
-
-def name_modalities(model: FusionModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Map kinds (`text`, `image`, `audio`) to the model's modalities; names stay as they are."""
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        of_kind = [name for name, kind in model.modalities.items() if kind == key]
-        if key not in model.modalities and len(of_kind) > 1:
-            raise FusionZooError(
-                f"the model has several modalities of {key}: --query.<name> with one of"
-                f" {', '.join(of_kind)}"
-            )
-        if key not in model.modalities and not of_kind:
-            raise FusionZooError(
-                f"the model has no modality {key!r}.{did_you_mean(key, model.modalities)} It reads:"
-                f" {', '.join(model.modalities)}"
-            )
-        named[key if key in model.modalities else of_kind[0]] = value
-    return named
-
-
-def embed_query(model: FusionModel, values: Mapping[str, Any], column: str) -> Tensor:
-    """Return the unit vector (D,) of a query, `{modality: value}`, in the space of a column."""
-    vectors = {name: x[0].cpu() for name, x in model.embed([values]).items()}
-    return query_vector(model, vectors, list(values), column)
-
-
-def query_vector(
-    model: FusionModel, vectors: Mapping[str, Tensor], names: Sequence[str], column: str
-) -> Tensor:
-    """Return the unit vector (D,) of a sample with the modalities `names`, of what `embed` says."""
-    if column == FUSED:
-        return unit(vectors[FUSED])
-    if column.partition("_")[0] == ALIGNED and column not in model.modalities:
-        aligned = [f"{ALIGNED}_{name}" for name in names]
-        absent = [name for name in aligned if name not in vectors]
-        if absent:
-            raise FusionZooError(
-                f"the model has no aligned vectors of {absent[0].removeprefix(f'{ALIGNED}_')}: it"
-                " was trained without --balance contrastive_align; use --by fused"
-            )
-        return unit(torch.stack([unit(vectors[name]) for name in aligned]).mean(0))
-    if list(names) != [column]:
-        raise FusionZooError(
-            f"--by {column} compares vectors of {column} alone: the query must have {column} and"
-            f" nothing else, and it has {', '.join(names)}"
-        )
-    return unit(vectors[column])
-
-
-def query_from_rows(file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
-    """Return the unit vectors (Q, D) of some rows of the file."""
-    vectors, has_vector = file.some(column, rows)
-    if not has_vector.all():
-        row = rows[int((~has_vector).nonzero()[0, 0])]
-        sample_id = file.take([row], ["id"])[0]["id"]
-        raise FusionZooError(
-            f"{file.path}: sample {sample_id!r} has no vector {column!r}; search by another: --by"
-        )
-    return unit(vectors)
-
-
-def check_fit(file: VectorFile, column: str, query: Tensor, origin: str) -> None:
-    """Raise if a query's vectors (Q, D) are no vectors of the column's space."""
-    dim = file.dims[column]
-    if query.ndim != 2 or query.shape[1] != dim:
-        raise FusionZooError(
-            f"{file.path}: {column!r} has vectors of {dim} numbers, and {origin} gives"
-            f" {query.shape[-1] if query.ndim else 1}: search with the model that embedded the file"
-        )
-    if not query.isfinite().all() or (query == 0).all(1).any():
-        raise FusionZooError(f"{origin}: the vector to search for has no direction (zeros or NaN)")
-
-
-def check_lengths(file: VectorFile, column: str) -> None:
-    """Raise if the file says that its vectors have length 1, and they do not."""
-    if not normalised(file, column):
-        return
-    for block in file.blocks(column, LENGTHS_TRIED):
-        lengths = block.vectors[block.usable].norm(dim=1)
-        if len(lengths) and (lengths - 1).abs().max() > UNIT_LENGTH:
-            raise FusionZooError(
-                f"{file.path} says that {column!r} is normalised to length 1, and a vector has"
-                f" length {lengths[(lengths - 1).abs().argmax()]:.3g}: embed the data again"
-            )
-        return
-
-
-def normalised(file: VectorFile, column: str) -> bool | None:
-    """Return whether the file says that a column's vectors have length 1; None: it does not say."""
-    about = file.metadata.get("vectors")
-    facts = about.get(column) if isinstance(about, Mapping) else None
-    return facts.get("normalised") if isinstance(facts, Mapping) else None
-
-
-def check_same_space(file: VectorFile, other: VectorFile, column: str) -> None:
-    """Raise if two files' vectors were not made by the same model in the same way."""
-    other.check_column(column)
-    pairs = {
-        "model digest": (other.metadata.get("model_digest"), file.metadata.get("model_digest")),
-        "width": (other.dims[column], file.dims[column]),
-        "normalised": (normalised(other, column), normalised(file, column)),
-    }
-    for name, (theirs, here) in pairs.items():
-        if theirs != here and None not in (theirs, here):
-            raise FusionZooError(
-                f"{other.path} does not fit {file.path}: the {name} of {column!r} is {theirs!r}"
-                f" there and {here!r} here"
-            )
-
-
-class Samples:
-    """The data set that was embedded; `problem` says why it cannot be opened."""
-
-    def __init__(self, dataset: PairedDataset | None, problem: str = "") -> None:
-        self.dataset, self.problem = dataset, problem
-        self._row_of: dict[str, int] | None = None
-
-    def row(self, sample_id: str) -> int | None:
-        """Return a sample's row in the data set's table."""
-        if self.dataset is None:
-            return None
-        if self._row_of is None:
-            rows = self.dataset.rows.tolist()
-            self._row_of = dict(zip(self.dataset.ids, rows, strict=True))
-        return self._row_of.get(sample_id)
-
-    def sources(self, sample_id: str) -> dict[str, str]:
-        """Return the path or text of each modality that a sample has."""
-        row, dataset = self.row(sample_id), self.dataset
-        if row is None or dataset is None:
-            return {}
-        values = {name: dataset.reference(name, row) for name in dataset.modalities}
-        return {name: str(x) for name, x in values.items() if isinstance(x, str | Path | ArrayItem)}
-
-    def previews(self, sample_id: str, *, plays: bool = False) -> list[Any]:
-        """Return thumbnail, waveform or excerpt of each modality; `plays` adds players."""
-        row = self.row(sample_id)
-        if row is None or self.dataset is None:
-            return []
-        return show_sample(self.dataset, row, plays=plays)
-
-    def column(self, name: str, ids: pa.Array) -> pa.Array:
-        """Return a column of the data set's table for some ids, null where it lacks the id."""
-        if self.dataset is None or name not in self.dataset.table.column_names:
-            has = [] if self.dataset is None else self.dataset.table.column_names
-            reason = f" ({self.problem})" if self.problem else f": it has {', '.join(has)}"
-            raise FusionZooError(
-                f"--where: neither the file nor its data has a column {name!r}{reason}"
-            )
-        places = pc.index_in(ids.cast(pa.string()), self.dataset.table["id"].combine_chunks())
-        return self.dataset.table[name].combine_chunks().take(places)
-
-
-def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str] = ()) -> Samples:
-    """Open the data that a file was made of: `data` if given, else what its metadata names."""
-    settings: Mapping[str, Any] = {}
-    try:
-        recorded = file.metadata.get("data")
-        recorded = recorded if isinstance(recorded, Mapping) else {}
-        if isinstance(data, Mapping) and data and not data.get("name") and recorded.get("name"):
-            data = merge(recorded, data)  # `--data.root` alone: the data has moved
-        if data:
-            data = read_data(data)
-            dataset = in_memory(data)
-            if dataset is not None:
-                return Samples(dataset)
-            settings = data_settings(data)
-        else:
-            settings = recorded
-            if settings.get("name") in (None, "", IN_MEMORY):
-                return Samples(None, "the file does not name its data: --data says where it is")
-        load_plugins(plugins)
-        return Samples(open_dataset(dict(settings), {}))
-    except (FusionZooError, OSError) as error:
-        if data:
-            raise
-        return Samples(None, f"its data cannot be opened: {one_line(error)}")
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A row of the file that is near the query."""
-
-    rank: int  # from 1
-    id: str
-    cosine: float
-    row: int
-    columns: dict[str, Any]  # split, target and whatever else the file has
-    sources: dict[str, str]  # modality -> path or text
-    score: float | None = None  # what ranks `aligned` means of different modalities
-
-
-@dataclass(frozen=True)
-class Found:
-    """The nearest rows, best first."""
-
-    hits: list[Hit]
-    query: str  # the query in words
-    column: str  # the vectors that were compared
-    method: str  # "exact", or the index with its measured recall
-    searched: int  # rows that the filter left
-    notes: list[str] = field(default_factory=list)
-    samples: Samples = field(default_factory=lambda: Samples(None), repr=False, compare=False)
-
-    def __iter__(self) -> Iterator[Hit]:
-        return iter(self.hits)
-
-    def __len__(self) -> int:
-        return len(self.hits)
-
-    @property
-    def ids(self) -> list[str]:
-        """The ids of the hits."""
-        return [hit.id for hit in self.hits]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values, for JSON."""
-        facts = ("query", "column", "method", "searched", "notes")
-        return {name: getattr(self, name) for name in facts} | {
-            "hits": [asdict(hit) for hit in self.hits]
-        }
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write a page with thumbnails, texts and players."""
-        return write_page(self, Path(path))
-
-
-def write_page(result: Found, path: Path) -> Path:
-    """Write the hits as a page."""
-    cards = []
-    for hit in result.hits:
-        previews = result.samples.previews(hit.id, plays=True)
-        shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
-        texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
-        paths = {name: source for name, source in hit.sources.items() if name not in texts}
-        cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{len(result)} of {result.searched:,} samples nearest to {result.query}"
-    page = template("search.html", "fusionzoo.tools.search").render(
-        title=title, found=result, cards=cards, version=__version__
-    )
-    write_text(path, page)
-    return path
-
-
-def _is_shown(name: str, value: Any) -> bool:
-    return value is not None and value != "" and not name.startswith("present_")
 
 
 class Searcher:
@@ -680,46 +386,3 @@ def _search(cfg: SearchConfig) -> int:
     if cfg.html:
         print(f"wrote {result.to_html(cfg.html)}")
     return 0
-
-
-def print_found(result: Found) -> None:
-    """Print the hits as a table."""
-    from rich.markup import escape
-
-    names = list(result.hits[0].columns) if result.hits else []
-    names = [name for name in names if not name.startswith("present_") and _any(result, name)]
-    sources = list(dict.fromkeys(name for hit in result.hits for name in hit.sources))
-    root = result.samples.dataset.root if result.samples.dataset is not None else None
-    folder = f"{root}/" if root else ""
-    has_scores = any(hit.score is not None for hit in result.hits)
-    rows = [
-        (
-            escape(hit.id),
-            *([f"{hit.score:.2f}"] if has_scores else []),
-            f"{hit.cosine:.3f}",
-            *(_cell(hit.columns, name) for name in names),
-            *(_cell(hit.sources, name, folder) for name in sources),
-        )
-        for hit in result.hits
-    ]
-    title = (
-        f"Nearest to {escape(result.query)} by {result.column} vectors, of {result.searched:,} rows"
-    )
-    measures = ["score"] * has_scores + ["cosine"]
-    print_table(f"{title} ({result.method})", ("id", *measures, *names, *sources), rows)
-    if folder and sources:
-        print(f"paths start from {root}")
-    for note in result.notes:
-        print(f"note: {note}")
-
-
-def _any(result: Found, name: str) -> bool:
-    return any(hit.columns[name] not in (None, "") for hit in result.hits)
-
-
-def _cell(cells: Mapping[str, Any], name: str, folder: str = "") -> str:
-    from rich.markup import escape
-
-    value = cells.get(name)
-    text = "" if value is None else " ".join(str(value).split()).removeprefix(folder)
-    return escape(text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}...")

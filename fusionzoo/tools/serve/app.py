@@ -26,7 +26,8 @@ from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
-from fusionzoo.tools.search.search import FUSED, Searcher, choose_column, query_vector
+from fusionzoo.tools.search.query import FUSED, choose_column, query_vector
+from fusionzoo.tools.search.search import Searcher
 from fusionzoo.version import __version__
 
 from .intake import MEDIA, Body, BodyBudget, Limits, Refusal, raw_sample

@@ -1,0 +1,131 @@
+"""What a search found: shown as a table, as a page, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusionzoo.console import print_table
+from fusionzoo.files import write_text
+from fusionzoo.html.template import template
+from fusionzoo.version import __version__
+
+from .samples import Samples
+
+MAX_VALUE = 60  # characters of a column's value on a card
+MAX_CELL = 60  # characters of a path or text in the table
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row of the file that is near the query."""
+
+    rank: int  # from 1
+    id: str
+    cosine: float
+    row: int
+    columns: dict[str, Any]  # split, target and whatever else the file has
+    sources: dict[str, str]  # modality -> path or text
+    score: float | None = None  # what ranks `aligned` means of different modalities
+
+
+@dataclass(frozen=True)
+class Found:
+    """The nearest rows, best first."""
+
+    hits: list[Hit]
+    query: str  # the query in words
+    column: str  # the vectors that were compared
+    method: str  # "exact", or the index with its measured recall
+    searched: int  # rows that the filter left
+    notes: list[str] = field(default_factory=list)
+    samples: Samples = field(default_factory=lambda: Samples(None), repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.hits)
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the hits."""
+        return [hit.id for hit in self.hits]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values, for JSON."""
+        facts = ("query", "column", "method", "searched", "notes")
+        return {name: getattr(self, name) for name in facts} | {
+            "hits": [asdict(hit) for hit in self.hits]
+        }
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a page with thumbnails, texts and players."""
+        return write_page(self, Path(path))
+
+
+def write_page(result: Found, path: Path) -> Path:
+    """Write the hits as a page."""
+    cards = []
+    for hit in result.hits:
+        previews = result.samples.previews(hit.id, plays=True)
+        shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
+        texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
+        paths = {name: source for name, source in hit.sources.items() if name not in texts}
+        cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{len(result)} of {result.searched:,} samples nearest to {result.query}"
+    page = template("search.html", "fusionzoo.tools.search").render(
+        title=title, found=result, cards=cards, version=__version__
+    )
+    write_text(path, page)
+    return path
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    return value is not None and value != "" and not name.startswith("present_")
+
+
+def print_found(result: Found) -> None:
+    """Print the hits as a table."""
+    from rich.markup import escape
+
+    names = list(result.hits[0].columns) if result.hits else []
+    names = [name for name in names if not name.startswith("present_") and _any(result, name)]
+    sources = list(dict.fromkeys(name for hit in result.hits for name in hit.sources))
+    root = result.samples.dataset.root if result.samples.dataset is not None else None
+    folder = f"{root}/" if root else ""
+    has_scores = any(hit.score is not None for hit in result.hits)
+    rows = [
+        (
+            escape(hit.id),
+            *([f"{hit.score:.2f}"] if has_scores else []),
+            f"{hit.cosine:.3f}",
+            *(_cell(hit.columns, name) for name in names),
+            *(_cell(hit.sources, name, folder) for name in sources),
+        )
+        for hit in result.hits
+    ]
+    title = (
+        f"Nearest to {escape(result.query)} by {result.column} vectors, of {result.searched:,} rows"
+    )
+    measures = ["score"] * has_scores + ["cosine"]
+    print_table(f"{title} ({result.method})", ("id", *measures, *names, *sources), rows)
+    if folder and sources:
+        print(f"paths start from {root}")
+    for note in result.notes:
+        print(f"note: {note}")
+
+
+def _any(result: Found, name: str) -> bool:
+    return any(hit.columns[name] not in (None, "") for hit in result.hits)
+
+
+def _cell(cells: Mapping[str, Any], name: str, folder: str = "") -> str:
+    from rich.markup import escape
+
+    value = cells.get(name)
+    text = "" if value is None else " ".join(str(value).split()).removeprefix(folder)
+    return escape(text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}...")

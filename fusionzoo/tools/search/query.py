@@ -1,0 +1,171 @@
+"""What is searched for: which column of vectors answers, and the vector of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusionzoo.embeddings.extract import model_digest
+from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.loading import load
+from fusionzoo.model import FusionModel
+
+from .vectors import ALIGNED, VectorFile, unit
+
+FUSED = "fused"
+UNIT_LENGTH = 0.01  # by which a vector's length may differ from 1
+LENGTHS_TRIED = 256  # rows whose lengths are compared with what the file says
+
+
+def choose_column(file: VectorFile, by: str, modalities: Sequence[str]) -> str:
+    """Return the column to search: `by`, else aligned vectors for a query by media, else fused."""
+    if by:
+        file.check_column(by)
+        return by
+    if modalities and ALIGNED in file.dims:
+        return ALIGNED
+    if FUSED in file.dims:
+        return FUSED
+    raise FusionZooError(f"{file.path} has no fused vectors: --by {' | '.join(file.dims)}")
+
+
+def open_model(file: VectorFile, model: FusionModel | str, plugins: Any = ()) -> FusionModel:
+    """Load the model that embedded the file, and check that it is the same one."""
+    if isinstance(model, FusionModel):
+        check_model(file, model, "the model")
+        return model
+    folder = model or str(file.metadata.get("model") or "")
+    if not folder:
+        raise FusionZooError(
+            f"{file.path} does not name the model that embedded it: --model says where it is"
+        )
+    if not Path(folder).is_dir():
+        raise FusionZooError(
+            f"{file.path} was embedded by {folder}, which is not there: --model says where it is"
+        )
+    loaded = load(folder, plugins=plugins)
+    check_model(file, loaded, folder)
+    return loaded
+
+
+def check_model(file: VectorFile, model: FusionModel, name: str) -> None:
+    """Raise if the file records the digest of another model."""
+    recorded = file.metadata.get("model_digest")
+    if recorded and (digest := model_digest(model)) != recorded:
+        raise FusionZooError(
+            f"{name} is not the model that embedded {file.path} (digest {digest[:12]}, not"
+            f" {str(recorded)[:12]}): embed the data again, or name the model with --model"
+        )
+
+
+def name_modalities(model: FusionModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Map kinds (`text`, `image`, `audio`) to the model's modalities; names stay as they are."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        of_kind = [name for name, kind in model.modalities.items() if kind == key]
+        if key not in model.modalities and len(of_kind) > 1:
+            raise FusionZooError(
+                f"the model has several modalities of {key}: --query.<name> with one of"
+                f" {', '.join(of_kind)}"
+            )
+        if key not in model.modalities and not of_kind:
+            raise FusionZooError(
+                f"the model has no modality {key!r}.{did_you_mean(key, model.modalities)} It reads:"
+                f" {', '.join(model.modalities)}"
+            )
+        named[key if key in model.modalities else of_kind[0]] = value
+    return named
+
+
+def embed_query(model: FusionModel, values: Mapping[str, Any], column: str) -> Tensor:
+    """Return the unit vector (D,) of a query, `{modality: value}`, in the space of a column."""
+    vectors = {name: x[0].cpu() for name, x in model.embed([values]).items()}
+    return query_vector(model, vectors, list(values), column)
+
+
+def query_vector(
+    model: FusionModel, vectors: Mapping[str, Tensor], names: Sequence[str], column: str
+) -> Tensor:
+    """Return the unit vector (D,) of a sample with the modalities `names`, of what `embed` says."""
+    if column == FUSED:
+        return unit(vectors[FUSED])
+    if column.partition("_")[0] == ALIGNED and column not in model.modalities:
+        aligned = [f"{ALIGNED}_{name}" for name in names]
+        absent = [name for name in aligned if name not in vectors]
+        if absent:
+            raise FusionZooError(
+                f"the model has no aligned vectors of {absent[0].removeprefix(f'{ALIGNED}_')}: it"
+                " was trained without --balance contrastive_align; use --by fused"
+            )
+        return unit(torch.stack([unit(vectors[name]) for name in aligned]).mean(0))
+    if list(names) != [column]:
+        raise FusionZooError(
+            f"--by {column} compares vectors of {column} alone: the query must have {column} and"
+            f" nothing else, and it has {', '.join(names)}"
+        )
+    return unit(vectors[column])
+
+
+def query_from_rows(file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
+    """Return the unit vectors (Q, D) of some rows of the file."""
+    vectors, has_vector = file.some(column, rows)
+    if not has_vector.all():
+        row = rows[int((~has_vector).nonzero()[0, 0])]
+        sample_id = file.take([row], ["id"])[0]["id"]
+        raise FusionZooError(
+            f"{file.path}: sample {sample_id!r} has no vector {column!r}; search by another: --by"
+        )
+    return unit(vectors)
+
+
+def check_fit(file: VectorFile, column: str, query: Tensor, origin: str) -> None:
+    """Raise if a query's vectors (Q, D) are no vectors of the column's space."""
+    dim = file.dims[column]
+    if query.ndim != 2 or query.shape[1] != dim:
+        raise FusionZooError(
+            f"{file.path}: {column!r} has vectors of {dim} numbers, and {origin} gives"
+            f" {query.shape[-1] if query.ndim else 1}: search with the model that embedded the file"
+        )
+    if not query.isfinite().all() or (query == 0).all(1).any():
+        raise FusionZooError(f"{origin}: the vector to search for has no direction (zeros or NaN)")
+
+
+def check_lengths(file: VectorFile, column: str) -> None:
+    """Raise if the file says that its vectors have length 1, and they do not."""
+    if not normalised(file, column):
+        return
+    for block in file.blocks(column, LENGTHS_TRIED):
+        lengths = block.vectors[block.usable].norm(dim=1)
+        if len(lengths) and (lengths - 1).abs().max() > UNIT_LENGTH:
+            raise FusionZooError(
+                f"{file.path} says that {column!r} is normalised to length 1, and a vector has"
+                f" length {lengths[(lengths - 1).abs().argmax()]:.3g}: embed the data again"
+            )
+        return
+
+
+def normalised(file: VectorFile, column: str) -> bool | None:
+    """Return whether the file says that a column's vectors have length 1; None: it does not say."""
+    about = file.metadata.get("vectors")
+    facts = about.get(column) if isinstance(about, Mapping) else None
+    return facts.get("normalised") if isinstance(facts, Mapping) else None
+
+
+def check_same_space(file: VectorFile, other: VectorFile, column: str) -> None:
+    """Raise if two files' vectors were not made by the same model in the same way."""
+    other.check_column(column)
+    pairs = {
+        "model digest": (other.metadata.get("model_digest"), file.metadata.get("model_digest")),
+        "width": (other.dims[column], file.dims[column]),
+        "normalised": (normalised(other, column), normalised(file, column)),
+    }
+    for name, (theirs, here) in pairs.items():
+        if theirs != here and None not in (theirs, here):
+            raise FusionZooError(
+                f"{other.path} does not fit {file.path}: the {name} of {column!r} is {theirs!r}"
+                f" there and {here!r} here"
+            )

@@ -1,0 +1,90 @@
+"""Samples of the data set behind a file of embeddings, by row of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fusionzoo.config import merge
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.media.arrays import ArrayItem
+from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.html.samples import show_sample
+from fusionzoo.inputs.data import data_settings, in_memory, open_dataset, read_data
+from fusionzoo.plugins import load_plugins
+
+from .vectors import VectorFile
+
+
+class Samples:
+    """The data set that was embedded; `problem` says why it cannot be opened."""
+
+    def __init__(self, dataset: PairedDataset | None, problem: str = "") -> None:
+        self.dataset, self.problem = dataset, problem
+        self._row_of: dict[str, int] | None = None
+
+    def row(self, sample_id: str) -> int | None:
+        """Return a sample's row in the data set's table."""
+        if self.dataset is None:
+            return None
+        if self._row_of is None:
+            rows = self.dataset.rows.tolist()
+            self._row_of = dict(zip(self.dataset.ids, rows, strict=True))
+        return self._row_of.get(sample_id)
+
+    def sources(self, sample_id: str) -> dict[str, str]:
+        """Return the path or text of each modality that a sample has."""
+        row, dataset = self.row(sample_id), self.dataset
+        if row is None or dataset is None:
+            return {}
+        values = {name: dataset.reference(name, row) for name in dataset.modalities}
+        return {name: str(x) for name, x in values.items() if isinstance(x, str | Path | ArrayItem)}
+
+    def previews(self, sample_id: str, *, plays: bool = False) -> list[Any]:
+        """Return thumbnail, waveform or excerpt of each modality; `plays` adds players."""
+        row = self.row(sample_id)
+        if row is None or self.dataset is None:
+            return []
+        return show_sample(self.dataset, row, plays=plays)
+
+    def column(self, name: str, ids: pa.Array) -> pa.Array:
+        """Return a column of the data set's table for some ids, null where it lacks the id."""
+        if self.dataset is None or name not in self.dataset.table.column_names:
+            has = [] if self.dataset is None else self.dataset.table.column_names
+            reason = f" ({self.problem})" if self.problem else f": it has {', '.join(has)}"
+            raise FusionZooError(
+                f"--where: neither the file nor its data has a column {name!r}{reason}"
+            )
+        places = pc.index_in(ids.cast(pa.string()), self.dataset.table["id"].combine_chunks())
+        return self.dataset.table[name].combine_chunks().take(places)
+
+
+def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str] = ()) -> Samples:
+    """Open the data that a file was made of: `data` if given, else what its metadata names."""
+    settings: Mapping[str, Any] = {}
+    try:
+        recorded = file.metadata.get("data")
+        recorded = recorded if isinstance(recorded, Mapping) else {}
+        if isinstance(data, Mapping) and data and not data.get("name") and recorded.get("name"):
+            data = merge(recorded, data)  # `--data.root` alone: the data has moved
+        if data:
+            data = read_data(data)
+            dataset = in_memory(data)
+            if dataset is not None:
+                return Samples(dataset)
+            settings = data_settings(data)
+        else:
+            settings = recorded
+            if settings.get("name") in (None, "", IN_MEMORY):
+                return Samples(None, "the file does not name its data: --data says where it is")
+        load_plugins(plugins)
+        return Samples(open_dataset(dict(settings), {}))
+    except (FusionZooError, OSError) as error:
+        if data:
+            raise
+        return Samples(None, f"its data cannot be opened: {one_line(error)}")
