@@ -131,7 +131,7 @@ def train_once(
 ) -> Run:
     """Train one run from the start or from its last checkpoint, then test and save it."""
     from fusionzoo.training import checkpoint, presets, report
-    from fusionzoo.training.fit import fit
+    from fusionzoo.training.fit import RunInProgress
     from fusionzoo.training.report import Run
     from fusionzoo.training.run_folder import claim_folder
     from fusionzoo.training.speed import choose_for_training
@@ -154,7 +154,7 @@ def train_once(
             if notes:
                 tracker.say(*notes)
                 tracker.lap("choose speed")
-            if exit_code := fit(trainer, loaders, state, folder, tracker):
+            if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():  # of the model that has not learnt from validation samples
@@ -279,7 +279,8 @@ def refit(
     checkpoints are `refit.pt` in the run folder; one for other epochs is not continued.
     """
     from fusionzoo.distributed import from_main
-    from fusionzoo.training import checkpoint, fit
+    from fusionzoo.training import checkpoint
+    from fusionzoo.training.fit import RunInProgress
     from fusionzoo.training.speed import choose_for_training
     from fusionzoo.training.tracker import Tracker
 
@@ -304,7 +305,8 @@ def refit(
     try:
         loaders = build_loaders(again, dataset, splits, silent, resume=resume)
         loaders, _ = choose_for_training(again, loaders, folder, resume=True)
-        exit_code = fit.refit(again, loaders, done, epochs, path, silent)
+        run = RunInProgress(again, loaders, done, folder, silent, last=path.name)
+        exit_code = run.refit(epochs)
     finally:
         silent.close()
     tracker.lap("refit")

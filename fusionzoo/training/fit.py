@@ -26,7 +26,7 @@ from .loaders import chunks
 from .multitask import Tasks
 from .objective import Objective, ObjectiveOutput, dummy_batch
 from .optim import autocast, rates, set_rates
-from .schedules import Plan, phased
+from .schedules import phased
 from .tracker import Tracker
 from .trainer import Trainer
 
@@ -116,44 +116,195 @@ def _equally_many(
         yield from ((dummy, False) for _ in range(max(gather(num_batches, world)) - num_batches))
 
 
-def fit(trainer: Trainer, loaders: Loaders, state: State, folder: Path, tracker: Tracker) -> int:
-    """Train the epochs that remain; return 0, or the exit code after a signal."""
-    cfg = trainer.cfg.train
-    last, best = folder / "checkpoints" / "last.pt", folder / "checkpoints" / "best.pt"
-    epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
-    for note in state.refit(epoch_steps):
-        tracker.say(note)
-    phases, steps = trainer.freeze_plan.phases, num_steps(cfg, epoch_steps)
-    plan = phased(trainer.cfg.optim, phases, steps, epoch_steps)
-    tracker.progress(steps, state.step)
-    late = False
+class RunInProgress:
+    """A run in progress: what trains, on which batches, how far it is, where its checkpoints are.
 
-    with catch_signals() as signals:
-        if not state.step:
-            checkpoint.save(last, trainer, state)
-        while state.evaluated * epoch_steps < steps and not out_of_patience(state, cfg):
-            stopped = OUT_OF_TIME
-            if not (state.step and from_main(tracker.is_late(cfg.time_limit), trainer.world)):
-                stopped = train_epoch(trainer, loaders, state, plan, last, tracker, signals)
-            if stopped not in (0, OUT_OF_TIME):
-                tracker.say(f"stopped at step {state.step}: {tracker.how_to_go_on}")
-                return stopped
-            late = stopped == OUT_OF_TIME and state.step < steps
-            if late:
-                break
-            is_best = evaluate_epoch(trainer, loaders, state, plan, best, tracker)
-            same_as = best if is_best else None
-            checkpoint.save(last, trainer, state, keep=cfg.last_k, same_as=same_as)
-            soup.remove_rejected(trainer, state, best.parent)
-            tracker.lap("evaluate and save")
-    if late:
-        stop_in_time(trainer, loaders, state, plan, last, best, tracker)
-        said = f"time limit of {cfg.time_limit} reached at step {state.step} of {steps}"
-        tracker.say(f"{said}: {tracker.how_to_go_on}")
-    elif state.evaluated * epoch_steps < steps:
-        tracker.say(f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}")
-    mix_soup(trainer, loaders, state, best, tracker)
-    return 0
+    `last` is the name of the checkpoint from which the run goes on.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loaders: Loaders,
+        state: State,
+        folder: Path,
+        tracker: Tracker,
+        last: str = "last.pt",
+    ) -> None:
+        self.trainer, self.loaders, self.state, self.tracker = trainer, loaders, state, tracker
+        self.last, self.best = folder / "checkpoints" / last, folder / "checkpoints" / "best.pt"
+        cfg = trainer.cfg.train
+        self.epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
+        self.steps = num_steps(cfg, self.epoch_steps)
+        phases = trainer.freeze_plan.phases
+        self.plan = phased(trainer.cfg.optim, phases, self.steps, self.epoch_steps)
+
+    def fit(self) -> int:
+        """Train the epochs that remain; return 0, or the exit code after a signal."""
+        state, tracker, cfg = self.state, self.tracker, self.trainer.cfg.train
+        self._start(self.steps)
+        late = False
+        with catch_signals() as signals:
+            if not state.step:
+                self._save()
+            while self._has_steps() and not out_of_patience(state, cfg):
+                late = state.step > 0 and self._is_late(cfg.time_limit)
+                stopped = OUT_OF_TIME if late else self.train_epoch(signals)
+                if stopped not in (0, OUT_OF_TIME):
+                    tracker.say(f"stopped at step {state.step}: {tracker.how_to_go_on}")
+                    return stopped
+                late = stopped == OUT_OF_TIME and state.step < self.steps
+                if late:
+                    break
+                is_best = self.evaluate_epoch()
+                self._save(same_as=self.best if is_best else None)
+                soup.remove_rejected(self.trainer, state, self.best.parent)
+                tracker.lap("evaluate and save")
+        if late:
+            self._stop_in_time()
+            said = f"time limit of {cfg.time_limit} reached at step {state.step} of {self.steps}"
+            tracker.say(f"{said}: {tracker.how_to_go_on}")
+        elif self._has_steps():
+            tracker.say(
+                f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}"
+            )
+        self._mix_soup()
+        return 0
+
+    def refit(self, epochs: int) -> int:
+        """Train for so many epochs without validation; return 0, or the exit code after a signal.
+
+        The schedule of the learning rate is that of `fit`, cut off after these epochs. The state
+        after each epoch, and that of a stopped run, is in `last`.
+        """
+        state, tracker = self.state, self.tracker
+        self._start(min(self.steps, epochs * self.epoch_steps))
+        with catch_signals() as signals:
+            while state.evaluated < epochs and self._has_steps():
+                stopped = self.train_epoch(signals)
+                if stopped:
+                    tracker.say(f"stopped at step {state.step} of the refit: --resume goes on")
+                    return stopped
+                state.evaluated += 1
+                loss = self._mean_loss()
+                tracker.say(f"refit, epoch {state.evaluated:3d} of {epochs}  train loss {loss:.3f}")
+                self._forget_losses()
+                self._save()
+        return 0
+
+    def _start(self, steps: int) -> None:
+        for note in self.state.refit(self.epoch_steps):
+            self.tracker.say(note)
+        self.tracker.progress(steps, self.state.step)
+
+    def _is_late(self, limit: str | float | None) -> bool:
+        return from_main(self.tracker.is_late(limit), self.trainer.world)
+
+    def _has_steps(self) -> bool:
+        return self.state.evaluated * self.epoch_steps < self.steps
+
+    def _save(self, state: State | None = None, same_as: Path | None = None) -> None:
+        keep = self.trainer.cfg.train.last_k
+        checkpoint.save(self.last, self.trainer, state or self.state, keep=keep, same_as=same_as)
+
+    def _mean_loss(self) -> float:
+        """Return the mean loss of an epoch's steps."""
+        made = self.state.made
+        return self.trainer.mean_loss(self.state.loss) / made if made else float("nan")
+
+    def _forget_losses(self) -> None:
+        self.state.loss.zero_()
+        self.state.made = 0
+
+    def train_epoch(self, signals: list[int]) -> int:
+        """Run the remaining steps of an epoch; return 0, `OUT_OF_TIME`, or a signal's exit code."""
+        trainer, state, tracker = self.trainer, self.state, self.tracker
+        cfg = trainer.cfg.train
+        steps_done = state.step - state.evaluated * state.epoch_steps
+        if not steps_done:
+            context = StepContext(state.step, state.evaluated, self.plan(state.step)[0])
+            trainer.begin_epoch(self.loaders, context)
+            tracker.lap("strategies")
+        left, loader = self.steps - state.step, self.loaders["train"]
+        for batches in chunks(
+            loader, cfg.accumulate, state.evaluated, skip=steps_done, max_chunks=left
+        ):
+            tracker.lap("data")
+            phase, factors = self.plan(state.step, state.val_losses, trainer.restarts())
+            set_rates(trainer.optimizer, factors)
+            tracker.phase(trainer.freeze_plan.phases[phase].name)
+            log = (state.step + 1) % cfg.log_every == 0
+            context = StepContext(state.step, state.step / state.epoch_steps, phase)
+            stop = bool(signals) or tracker.is_late(cfg.time_limit)
+            result = trainer.step(batches, context, stop=stop, measure=log)
+            state.step, state.loss = state.step + 1, state.loss + result.loss
+            state.count_skipped(result.skipped, cfg.max_bad_steps, tracker.say)
+            tracker.lap("train")
+            tracker.advance()
+            if log:
+                loss = trainer.mean_loss(result.loss)
+                tracker.log_step(state.step, loss, rates(trainer.optimizer), result)
+            if result.stop or (cfg.save_every and state.step % cfg.save_every == 0):
+                self._save()
+            if result.stop:
+                interrupted = any(gather(bool(signals), trainer.world))
+                return exit_code(signals) if interrupted else OUT_OF_TIME
+        return 0
+
+    def evaluate_epoch(self, *, any_phase: bool = False) -> bool:
+        """Evaluate on the validation split; keep a checkpoint of the best epoch of the last phase,
+        or of any. Return whether this epoch is the best."""
+        trainer, state = self.trainer, self.state
+        with trainer.ema_weights():
+            val = evaluate(trainer, self.loaders["val"])
+            state.evaluated += 1
+            if self._in_last_phase():
+                soup.add_candidate(trainer, state, val, self.best.parent)
+        state.val_losses.append(val["loss"])
+        train_loss, tasks = self._mean_loss(), trainer.module.tasks
+        self.tracker.log_epoch(state, train_loss, val, tasks, trainer.rows)
+        self._forget_losses()
+        is_best = (self._in_last_phase() or any_phase) and state.is_best(val, tasks)
+        if is_best:
+            state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
+            checkpoint.save(self.best, trainer, state, keep=2)
+        return is_best
+
+    def _in_last_phase(self) -> bool:
+        return self.plan(self.state.step - 1)[0] == len(self.trainer.freeze_plan.phases) - 1
+
+    def _stop_in_time(self) -> None:
+        """Evaluate what was trained since the last evaluation; resumed, the run goes on here."""
+        state = self.state
+        within_epoch = state.step > state.evaluated * state.epoch_steps
+        if not within_epoch and state.best:
+            return
+        before = replace(state, loss=state.loss.clone(), val_losses=[*state.val_losses])
+        self.evaluate_epoch(any_phase=not state.best)
+        state.evaluated, state.made = before.evaluated, before.made
+        state.loss, state.val_losses = before.loss, before.val_losses
+        best_so_far = state.best if self._in_last_phase() else before.best
+        self._save(replace(state, best=best_so_far))
+        self.tracker.lap("evaluate and save")
+
+    def _mix_soup(self) -> None:
+        """Replace the best epoch's weights by the greedy soup, if `--train.soup` finds one."""
+        trainer, state = self.trainer, self.state
+
+        def evaluate_soup() -> Metrics:
+            with trainer.ema_weights():
+                return evaluate(trainer, self.loaders["val"])
+
+        metrics = soup.mix(trainer, state, self.best.parent, evaluate_soup)
+        if metrics is None:
+            return
+        name, epochs = trainer.module.tasks.leading, ", ".join(map(str, metrics["soup"]))
+        self.tracker.say(
+            f"soup of epochs {epochs}: val {name} {metrics[name]:.3f}, of the best epoch alone"
+            f" {state.best[name]:.3f}"
+        )
+        state.best = {**state.best, **metrics, "epoch": state.best["epoch"]}
+        checkpoint.save(self.best, trainer, state, keep=2)
 
 
 def check_refit(trainer: Trainer) -> None:
@@ -172,36 +323,6 @@ def check_refit(trainer: Trainer) -> None:
             raise FusionZooError(f"--balance {name} needs samples to validate on; {why}")
 
 
-def refit(
-    trainer: Trainer, loaders: Loaders, state: State, epochs: int, path: Path, tracker: Tracker
-) -> int:
-    """Train for so many epochs without validation; return 0, or the exit code after a signal.
-
-    The schedule of the learning rate is that of `fit`, cut off after these epochs. The state after
-    each epoch, and that of a stopped run, is in `path`.
-    """
-    cfg = trainer.cfg.train
-    epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
-    for note in state.refit(epoch_steps):
-        tracker.say(note)
-    steps = num_steps(cfg, epoch_steps)
-    plan = phased(trainer.cfg.optim, trainer.freeze_plan.phases, steps, epoch_steps)
-    tracker.progress(min(steps, epochs * epoch_steps), state.step)
-    with catch_signals() as signals:
-        while state.evaluated < epochs and state.evaluated * epoch_steps < steps:
-            stopped = train_epoch(trainer, loaders, state, plan, path, tracker, signals)
-            if stopped:
-                tracker.say(f"stopped at step {state.step} of the refit: --resume goes on")
-                return stopped
-            state.evaluated += 1
-            loss = trainer.mean_loss(state.loss) / state.made if state.made else float("nan")
-            tracker.say(f"refit, epoch {state.evaluated:3d} of {epochs}  train loss {loss:.3f}")
-            state.loss.zero_()
-            state.made = 0
-            checkpoint.save(path, trainer, state, keep=cfg.last_k)
-    return 0
-
-
 def num_steps(cfg: TrainConfig, epoch_steps: int) -> int:
     """Return the optimiser steps of a run, of which `epoch_steps` make an epoch."""
     steps = cfg.epochs * epoch_steps
@@ -214,121 +335,3 @@ def out_of_patience(state: State, cfg: TrainConfig) -> bool:
         return False
     waited: int = state.evaluated - state.best["epoch"]
     return waited >= cfg.patience
-
-
-def train_epoch(
-    trainer: Trainer,
-    loaders: Loaders,
-    state: State,
-    plan: Plan,
-    last: Path,
-    tracker: Tracker,
-    signals: list[int],
-) -> int:
-    """Run the remaining steps of an epoch; return 0, `OUT_OF_TIME`, or a signal's exit code."""
-    cfg = trainer.cfg.train
-    steps_done = state.step - state.evaluated * state.epoch_steps
-    if not steps_done:
-        context = StepContext(state.step, state.evaluated, plan(state.step)[0])
-        trainer.begin_epoch(loaders, context)
-        tracker.lap("strategies")
-    steps_left = num_steps(cfg, state.epoch_steps) - state.step
-    for batches in chunks(
-        loaders["train"], cfg.accumulate, state.evaluated, skip=steps_done, max_chunks=steps_left
-    ):
-        tracker.lap("data")
-        phase, factors = plan(state.step, state.val_losses, trainer.restarts())
-        set_rates(trainer.optimizer, factors)
-        tracker.phase(trainer.freeze_plan.phases[phase].name)
-        log = (state.step + 1) % cfg.log_every == 0
-        context = StepContext(state.step, state.step / state.epoch_steps, phase)
-        stop = bool(signals) or tracker.is_late(cfg.time_limit)
-        result = trainer.step(batches, context, stop=stop, measure=log)
-        state.step, state.loss = state.step + 1, state.loss + result.loss
-        state.count_skipped(result.skipped, cfg.max_bad_steps, tracker.say)
-        tracker.lap("train")
-        tracker.advance()
-        if log:
-            loss = trainer.mean_loss(result.loss)
-            tracker.log_step(state.step, loss, rates(trainer.optimizer), result)
-        if result.stop or (cfg.save_every and state.step % cfg.save_every == 0):
-            checkpoint.save(last, trainer, state, keep=cfg.last_k)
-        if result.stop:
-            interrupted = any(gather(bool(signals), trainer.world))
-            return exit_code(signals) if interrupted else OUT_OF_TIME
-    return 0
-
-
-def evaluate_epoch(
-    trainer: Trainer,
-    loaders: Loaders,
-    state: State,
-    plan: Plan,
-    best: Path,
-    tracker: Tracker,
-    *,
-    any_phase: bool = False,
-) -> bool:
-    """Evaluate on the validation split; keep a checkpoint of the best epoch of the last phase, or
-    of any. Return whether this epoch is the best."""
-    in_last_phase = plan(state.step - 1)[0] == len(trainer.freeze_plan.phases) - 1
-    with trainer.ema_weights():
-        val = evaluate(trainer, loaders["val"])
-        state.evaluated += 1
-        if in_last_phase:
-            soup.add_candidate(trainer, state, val, best.parent)
-    state.val_losses.append(val["loss"])
-    train_loss = trainer.mean_loss(state.loss) / state.made if state.made else float("nan")
-    tracker.log_epoch(state, train_loss, val, trainer.module.tasks, trainer.rows)
-    state.loss.zero_()
-    state.made = 0
-    is_best = (in_last_phase or any_phase) and state.is_best(val, trainer.module.tasks)
-    if is_best:
-        state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
-        checkpoint.save(best, trainer, state, keep=2)
-    return is_best
-
-
-def stop_in_time(
-    trainer: Trainer,
-    loaders: Loaders,
-    state: State,
-    plan: Plan,
-    last: Path,
-    best: Path,
-    tracker: Tracker,
-) -> None:
-    """Evaluate what was trained since the last evaluation; resumed, the run goes on from here."""
-    within_epoch = state.step > state.evaluated * state.epoch_steps
-    if not within_epoch and state.best:
-        return
-    before = replace(state, loss=state.loss.clone(), val_losses=[*state.val_losses])
-    evaluate_epoch(trainer, loaders, state, plan, best, tracker, any_phase=not state.best)
-    in_last_phase = plan(state.step - 1)[0] == len(trainer.freeze_plan.phases) - 1
-    state.evaluated, state.made = before.evaluated, before.made
-    state.loss, state.val_losses = before.loss, before.val_losses
-    best_so_far = state.best if in_last_phase else before.best
-    checkpoint.save(last, trainer, replace(state, best=best_so_far), keep=trainer.cfg.train.last_k)
-    tracker.lap("evaluate and save")
-
-
-def mix_soup(
-    trainer: Trainer, loaders: Loaders, state: State, best: Path, tracker: Tracker
-) -> None:
-    """Replace the best epoch's weights by the greedy soup, if `--train.soup` finds one."""
-
-    def evaluate_soup() -> Metrics:
-        with trainer.ema_weights():
-            return evaluate(trainer, loaders["val"])
-
-    metrics = soup.mix(trainer, state, best.parent, evaluate_soup)
-    if metrics is None:
-        return
-    tasks, epochs = trainer.module.tasks, ", ".join(map(str, metrics["soup"]))
-    name = tasks.leading
-    tracker.say(
-        f"soup of epochs {epochs}: val {name} {metrics[name]:.3f}, of the best epoch alone"
-        f" {state.best[name]:.3f}"
-    )
-    state.best = {**state.best, **metrics, "epoch": state.best["epoch"]}
-    checkpoint.save(best, trainer, state, keep=2)

@@ -37,13 +37,13 @@ def test_the_saved_model_learnt_from_train_and_validation_for_the_best_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    train_epoch = fit.train_epoch
+    train_epoch = fit.RunInProgress.train_epoch
 
-    def counted(trainer: Any, loaders: Any, *rest: Any) -> int:
-        rows.append(len(loaders["train"].dataset))
-        return train_epoch(trainer, loaders, *rest)
+    def counted(run: Any, signals: Any) -> int:
+        rows.append(len(run.loaders["train"].dataset))
+        return train_epoch(run, signals)
 
-    monkeypatch.setattr(fit, "train_epoch", counted)
+    monkeypatch.setattr(fit.RunInProgress, "train_epoch", counted)
     result, plain = run(tmp_path / "a"), run(tmp_path / "b", refit=False)
     best, train, val = plain.metrics["best_epoch"], 180, 60
     assert rows == [train] * 3 + [train + val] * best + [train] * 3
