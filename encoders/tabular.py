@@ -427,7 +427,7 @@ class ColumnTokens(nn.Module):
         return torch.cat(tokens, dim=1)[:, self.order] + self.bias
 
 
-class Block(nn.Module):
+class ReGLUBlock(nn.Module):
     """Pre-norm transformer layer with ReGLU; `norm` false omits the norm before the attention."""
 
     def __init__(
@@ -501,7 +501,7 @@ class FTTransformer(TabularEncoder):
         self.tokens = ColumnTokens(self, dim, embedding)
         self.cls = nn.Parameter(torch.empty(dim).uniform_(-(dim**-0.5), dim**-0.5))
         self.layers = nn.ModuleList(
-            Block(dim, num_heads, attention_dropout, dropout, norm=number > 0)
+            ReGLUBlock(dim, num_heads, attention_dropout, dropout, norm=number > 0)
             for number in range(num_layers)
         )
         self.norm = nn.LayerNorm(dim)

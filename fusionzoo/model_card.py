@@ -17,7 +17,7 @@ from .errors import FusionZooError
 from .files import without_folders, write_text
 from .fusion import FUSIONS
 from .registry import sections
-from .trained_on import Results, TrainedOn
+from .trained_on import RunResults, TrainedOn
 
 NAME = "README.md"
 MOST_BYTES = 1 << 20  # of a README that is read
@@ -183,7 +183,7 @@ def _data(trained_on: TrainedOn | None) -> str:
     )
 
 
-def _results(results: Results | None, modalities: Sequence[str]) -> str:
+def _results(results: RunResults | None, modalities: Sequence[str]) -> str:
     if results is None or not results.rows:
         return "None were measured in a training run.\n"
     metrics = [name for name in results.titles if name in results.rows[0].metrics]

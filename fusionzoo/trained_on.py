@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class RunResults:
     """What a finished run measured, for the model card."""
 
     fingerprint: str  # of the data's ids, splits, labels and values
@@ -58,14 +58,14 @@ class TrainedOn:
     settings: Mapping[str, Any]  # of the data set, as `--data` has them
     ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
     numbered: bool = False  # whether ids were the rows' numbers: the hashes are of the contents
-    results: Results | None = None  # None: not known
+    results: RunResults | None = None  # None: not known
 
     @classmethod
     def of(
         cls,
         settings: Mapping[str, Any],
         splits: Mapping[str, PairedDataset],
-        results: Results | None = None,
+        results: RunResults | None = None,
     ) -> TrainedOn:
         """Hash the ids of the splits that training and validation read."""
         hashes = {name: hash_ids(splits[name]) for name in SPLITS}
@@ -107,7 +107,7 @@ class TrainedOn:
                 raise ValueError("it must hold settings of data, and ids of train and val")
             if any(x.ndim != 1 or x.dtype != torch.int64 for x in ids.values()):
                 raise ValueError("ids must be int64, of one dimension")
-            known = None if results is None else TypeAdapter(Results).validate_json(results)
+            known = None if results is None else TypeAdapter(RunResults).validate_json(results)
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
         return cls(settings=settings, ids=ids, numbered=numbered, results=known)

@@ -24,7 +24,7 @@ from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.model_folder import FORMAT
 from fusionzoo.standardise import Standardise
 from fusionzoo.targets import Level, Number, OneOf
-from fusionzoo.trained_on import Results, Row, TrainedOn
+from fusionzoo.trained_on import Row, RunResults, TrainedOn
 
 # What model-0.1.0 says of a photo was recorded again when images came to be resized as timm does.
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -66,7 +66,7 @@ def write_folder(folder: Path) -> None:
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     outputs = model.fusion.num_outputs
     row = Row(given=["text"], samples=9, metrics={"loss": [0.5]})
-    results = Results(
+    results = RunResults(
         fingerprint="0" * 16, samples={"test": 9}, best_epoch=1, titles={"loss": "loss"}, rows=[row]
     )
     model.complete(

@@ -12,11 +12,11 @@ import yaml
 
 import fusionzoo
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.trained_on import Results, Row, TrainedOn
+from fusionzoo.trained_on import Row, RunResults, TrainedOn
 from helpers import tiny_models
 
 VECTOR = {"name": "vector/mlp", "kind": "vector", "in_dim": 3, "dim": 8, "hidden": 8}
-RESULTS = Results(
+RESULTS = RunResults(
     fingerprint="0123456789abcdef",
     samples={"train": 90, "val": 30, "test": 40},
     best_epoch=7,

@@ -54,7 +54,7 @@ def perceptron(dim: int, *, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(dim), *layers)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Pre-norm transformer block: attention, then a feed-forward sublayer.
 
     Has 12 D^2 + 13 D parameters. With `across`, for cross-attention, the context has a norm of its
@@ -141,7 +141,9 @@ class Streams(TokenFusion):
         super().__init__(dims, dim, num_outputs)
         self.channels = [tuple(channel) for channel in channels]
         self.fusion_tokens = nn.Parameter(torch.randn(len(channels), channel_tokens, dim) * 0.02)
-        self.blocks = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(dim, num_heads, dropout) for _ in range(num_layers)
+        )
         self.queries = nn.ParameterDict({name: torch.randn(dim) * 0.02 for name in dims})
         self.channel_queries = nn.Parameter(torch.randn(len(channels), dim) * 0.02)
         self.pool = Attention(dim, num_heads)
@@ -196,7 +198,7 @@ class Streams(TokenFusion):
         return {stream} if stream < count else set(self.channels[stream - count])
 
 
-class Resampler(nn.Module):
+class TokenResampler(nn.Module):
     """Flamingo's perceiver resampler: the keys are the tokens and the latents together.
 
     Since the latents are keys too, no row is ever without a key. Linear layers have no bias.

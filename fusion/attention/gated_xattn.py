@@ -11,7 +11,7 @@ from fusionzoo.errors import check_modality
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS
-from ._blocks import Attention, Resampler, TokenFusion, join, perceptron, with_stand_in
+from ._blocks import Attention, TokenFusion, TokenResampler, join, perceptron, with_stand_in
 
 
 class GatedLayer(nn.Module):
@@ -78,7 +78,7 @@ class GatedXAttn(TokenFusion):
         self.base = check_modality("base", base, dims)
         self.stand_in = nn.Parameter(torch.randn(dim) * 0.02)
         self.resampler = (
-            Resampler(dim, num_latents, resampler_depth, num_heads) if len(dims) > 1 else None
+            TokenResampler(dim, num_latents, resampler_depth, num_heads) if len(dims) > 1 else None
         )
         self.layers = nn.ModuleList(GatedLayer(dim, num_heads, dropout) for _ in range(num_layers))
 

@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS, present_mean
-from ._blocks import Block, TokenFusion
+from ._blocks import TokenFusion, TransformerBlock
 
 
 @FUSIONS.register(family="attention", paper="Nagrani et al. 2021, arXiv:2107.00135", reads="tokens")
@@ -66,7 +66,9 @@ class MBT(TokenFusion):
         self.bottlenecks = nn.Parameter(torch.randn(num_bottlenecks, dim) * 0.02)
         self.streams = nn.ModuleDict(
             {
-                name: nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
+                name: nn.ModuleList(
+                    TransformerBlock(dim, num_heads, dropout) for _ in range(num_layers)
+                )
                 for name in dims
             }
         )

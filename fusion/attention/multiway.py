@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError, check_choice
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS, present_mean
-from ._blocks import Attention, Block, TokenFusion, attend, join, perceptron
+from ._blocks import Attention, TokenFusion, TransformerBlock, attend, join, perceptron
 
 
 @FUSIONS.register(
@@ -72,7 +72,9 @@ class Multiway(TokenFusion):
         self.layers = nn.ModuleList(
             layer([*dims], dim, num_heads, dropout) for _ in range(num_layers - fused_layers)
         )
-        self.fused = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(fused_layers))
+        self.fused = nn.ModuleList(
+            TransformerBlock(dim, num_heads, dropout) for _ in range(fused_layers)
+        )
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)
@@ -115,7 +117,9 @@ class SeparateAttention(nn.Module):
     def __init__(self, names: list[str], dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.blocks = nn.ModuleDict({name: Block(dim, num_heads, dropout) for name in names})
+        self.blocks = nn.ModuleDict(
+            {name: TransformerBlock(dim, num_heads, dropout) for name in names}
+        )
 
     def forward(self, tokens: dict[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Update the tokens of all modalities, {modality: (B, T, D)}."""

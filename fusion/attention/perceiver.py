@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS
-from ._blocks import Block, Resampler, TokenFusion, join
+from ._blocks import TokenFusion, TokenResampler, TransformerBlock, join
 
 
 @FUSIONS.register(
@@ -61,14 +61,18 @@ class Perceiver(TokenFusion):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        self.resampler = Resampler(dim, num_latents, depth, num_heads) if resampler else None
+        self.resampler = TokenResampler(dim, num_latents, depth, num_heads) if resampler else None
         if self.resampler is None:
             self.latents = nn.Parameter(torch.randn(num_latents, dim) * 0.02)
             self.read = nn.ModuleList(
-                Block(dim, num_heads, dropout, across=True) for _ in range(depth)
+                TransformerBlock(dim, num_heads, dropout, across=True) for _ in range(depth)
             )
-            self.think = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(depth))
-        self.decoder = Block(dim, num_heads, dropout, across=True) if io_decoder else None
+            self.think = nn.ModuleList(
+                TransformerBlock(dim, num_heads, dropout) for _ in range(depth)
+            )
+        self.decoder = (
+            TransformerBlock(dim, num_heads, dropout, across=True) if io_decoder else None
+        )
         if io_decoder:
             self.query = nn.Parameter(torch.randn(dim) * 0.02)
 

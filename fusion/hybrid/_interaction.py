@@ -45,7 +45,7 @@ def interaction_losses(answers: Tensor, perturbed: Tensor, present: Tensor) -> T
     return torch.stack(losses, dim=1)
 
 
-class Moments(RunningMeans):
+class RunningMoments(RunningMeans):
     """Running mean and standard deviation of each feature, of tokens and of pooled vectors."""
 
     def __init__(self, dims: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Draws, Fusion
-from ._interaction import Moments, interaction_losses, paused_means, perceptron
+from ._interaction import RunningMoments, interaction_losses, paused_means, perceptron
 
 
 @FUSIONS.register(family="hybrid", paper="Xin et al. 2025, arXiv:2505.19190", reads="tokens")
@@ -94,7 +94,7 @@ class I2MoE(Fusion):
         self.router = perceptron(
             [len(dims) * (dim + 1), *sizes, len(self.expert_names)], router_dropout
         )
-        self.moments = Moments(dims)
+        self.moments = RunningMoments(dims)
         self.draws = Draws()
 
     def _check_base(self, base: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from ..attention._blocks import Block
+from ..attention._blocks import TransformerBlock
 from ..base import FUSIONS, Fusion
 
 
@@ -63,7 +63,7 @@ class MISA(Fusion):
         self.private = nn.ModuleDict({name: nn.Linear(dim, dim) for name in dims})
         self.shared = nn.Linear(dim, dim)
         self.decode = nn.ModuleDict({name: nn.Linear(dim, dim) for name in dims})
-        self.block = Block(dim, num_heads, dropout)
+        self.block = TransformerBlock(dim, num_heads, dropout)
         self.join = nn.Sequential(
             nn.Linear(2 * len(dims) * dim, 3 * dim),
             nn.Dropout(dropout),

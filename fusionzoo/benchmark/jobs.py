@@ -48,10 +48,10 @@ from .store import SeedResult, load, save, weights_path
 from .train import (
     BalancedTrainer,
     CachedEncoder,
+    FeedTrainer,
     FitResult,
     SingleTrainer,
     StackedTrainer,
-    Trainer,
     Weights,
     fit,
     refit,
@@ -172,7 +172,7 @@ def _trainer(
     cfg: BenchmarkConfig,
     targets: Tensor,
     rows: Tensor,
-) -> Trainer:
+) -> FeedTrainer:
     """Return what trains the models of a job on these rows."""
     tasks = tasks_of(bench, rows).to(targets.device)
     if len(models) > 1:

@@ -28,7 +28,7 @@ from fusionzoo.training.multitask import Tasks, plain_tasks
 from fusionzoo.training.objective import Objective
 from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
 from fusionzoo.training.schedules import phased
-from fusionzoo.training.trainer import Trainer as FullTrainer
+from fusionzoo.training.trainer import Trainer
 
 ModelInput = Mapping[str, Features] | Batch  # cached features, or a batch for the encoders
 Weights = dict[str, Tensor]
@@ -187,7 +187,7 @@ class StackedTrainer:
             grad.mul_(factor.reshape(-1, *[1] * (grad.ndim - 1)))
 
 
-class Trainer(Protocol):
+class FeedTrainer(Protocol):
     """Trains one model, or several together: step by step, on what a feed gives."""
 
     cfg: BenchmarkConfig
@@ -246,7 +246,7 @@ class FitResult(NamedTuple):
 
 
 def fit(
-    trainer: Trainer,
+    trainer: FeedTrainer,
     feed: Feed,
     targets: Tensor,
     train: Tensor,
@@ -272,7 +272,7 @@ def fit(
 
 
 def refit(
-    trainer: Trainer,
+    trainer: FeedTrainer,
     feed: Feed,
     targets: Tensor,
     rows: Tensor,
@@ -328,7 +328,7 @@ class _Run:
 
 
 def _epochs(
-    trainer: Trainer, feed: Feed, targets: Tensor, train: Tensor, seeds: Sequence[int]
+    trainer: FeedTrainer, feed: Feed, targets: Tensor, train: Tensor, seeds: Sequence[int]
 ) -> Iterator[tuple[int, bool]]:
     """Train an epoch at a time; yield its number, from 0, and whether it was of the last phase."""
     cfg = trainer.cfg
@@ -355,7 +355,9 @@ def _epochs(
 
 
 @torch.no_grad()
-def validate(trainer: Trainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int) -> Tensor:
+def validate(
+    trainer: FeedTrainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int
+) -> Tensor:
     """Return each seed's losses on the validation split, (S, N); every row of it has a label."""
     trainer.train(False)
     chunks = val.split(512)
@@ -428,7 +430,7 @@ class BalancedTrainer:
         self.optimizer = build_optimizer(
             param_groups(model, heads, cfg.optim, objective.balance), cfg.optim
         )
-        self.trainer = FullTrainer(objective, self.optimizer, run, world)
+        self.trainer = Trainer(objective, self.optimizer, run, world)
         self.loaders: dict[str, Any] = {}
         for name, split in (dataset or {}).items():
             collate = model.collate(train=name == "train")

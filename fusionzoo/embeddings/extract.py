@@ -31,7 +31,7 @@ from fusionzoo.training.recompute import save_memory_and_compile
 from fusionzoo.version import __version__
 
 from .layers import Layers, check_layers, column_of, read_setting, reading_layers
-from .parts import Parts, WritingThread
+from .parts import PartsFolder, WritingThread
 
 PROBABILITIES, WEIGHTS = "probabilities", "weights"
 FORMAT = 1  # of the parts; raised when the same settings give other data
@@ -49,7 +49,7 @@ class PlannedBatch(NamedTuple):
     is_last: bool  # of its part
 
 
-class Plan:
+class ExtractionPlan:
     """The parts of an extraction and their batches, a function of the data and settings alone.
 
     So the vectors, whose last bits depend on what is computed together, are those of an
@@ -411,7 +411,7 @@ class Extraction:
 
     model: FusionModel
     dataset: PairedDataset
-    plan: Plan
+    plan: ExtractionPlan
     wanted: Wanted
     schema: pa.Schema
     key: dict[str, str]  # what parts on disk must share
@@ -451,7 +451,7 @@ class Extraction:
         return cls(
             model=model,
             dataset=dataset,
-            plan=Plan(dataset.lengths(), cfg.row_group, cfg.batch_size),
+            plan=ExtractionPlan(dataset.lengths(), cfg.row_group, cfg.batch_size),
             wanted=Wanted.of(cfg, model),
             schema=schema,
             key=key,
@@ -461,12 +461,14 @@ class Extraction:
     def unbucketed(self) -> Extraction:
         """Return the same with batches in the table's order, to measure what sorting saves."""
         lengths = torch.zeros_like(self.plan.lengths)
-        return replace(self, plan=Plan(lengths, self.plan.rows_per_part, self.plan.batch_size))
+        return replace(
+            self, plan=ExtractionPlan(lengths, self.plan.rows_per_part, self.plan.batch_size)
+        )
 
 
 def extract(
     job: Extraction,
-    parts: Parts,
+    parts: PartsFolder,
     numbers: Sequence[int],
     *,
     advance: Callable[[int], Any] = lambda rows: None,

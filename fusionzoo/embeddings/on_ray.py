@@ -24,7 +24,7 @@ from fusionzoo.model import FusionModel
 
 from .extract import Extraction, extract
 from .open import open_model_and_data
-from .parts import Parts
+from .parts import PartsFolder
 
 CORES_PER_ACTOR = 4  # on machines without a GPU
 Objects = tuple[FusionModel | None, InMemory]  # in memory, instead of those of `cfg`
@@ -46,7 +46,7 @@ class PartActor:
         model, dataset, _ = open_model_and_data(cfg, world, *ray.get(objects))
         columns = pa.ipc.read_schema(pa.py_buffer(schema))
         self.job = Extraction.resolved(cfg, model, dataset, cfg.num_workers or 0, columns, key)
-        self.parts = Parts(Path(cfg.out))
+        self.parts = PartsFolder(Path(cfg.out))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Compute the parts of a batch, which has one; return their numbers of rows."""

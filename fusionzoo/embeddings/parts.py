@@ -27,14 +27,14 @@ PATIENCE = 10.0  # seconds to wait for a killed process's lock, or for a shared 
 WAITING = 2  # tables that may wait for the disk
 
 
-class Parts:
+class PartsFolder:
     """The folder `<out>.parts`: one Arrow file per part, renamed into place when complete."""
 
     def __init__(self, out: Path) -> None:
         self.out, self.folder = out, out.with_name(f"{out.name}.parts")
 
     @contextmanager
-    def claimed(self, key: Mapping[str, str], *, overwrite: bool) -> Iterator[Parts]:
+    def claimed(self, key: Mapping[str, str], *, overwrite: bool) -> Iterator[PartsFolder]:
         """Lock the folder for a block; parts of another model, data or settings are an error.
 
         With `overwrite` those are discarded.
@@ -136,7 +136,7 @@ class Parts:
 class WritingThread:
     """Build and write tables in a thread of its own; at most `WAITING` of them wait."""
 
-    def __init__(self, parts: Parts, done: Callable[[int], None] = lambda part: None) -> None:
+    def __init__(self, parts: PartsFolder, done: Callable[[int], None] = lambda part: None) -> None:
         self.parts, self.done = parts, done
         self._pool = ThreadPoolExecutor(1, "write")
         self._pending: deque[Future[None]] = deque()
@@ -162,7 +162,7 @@ class WritingThread:
             future.result()
 
 
-def merge(parts: Parts, schema: pa.Schema, num_parts: int) -> None:
+def merge(parts: PartsFolder, schema: pa.Schema, num_parts: int) -> None:
     """Write all parts, in order; each becomes a row group. The old file is replaced at the end."""
     missing = sorted({*range(num_parts)} - {*parts.finished()})
     if missing:

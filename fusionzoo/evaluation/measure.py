@@ -22,7 +22,7 @@ Given = frozenset[str]  # modalities, where the others are taken to be absent
 R = TypeVar("R")
 
 
-class Tasks(Protocol):
+class HasMetrics(Protocol):
     """What computes the metrics of a split (`training.multitask.Tasks`)."""
 
     def metrics(self, logits: Tensor, target: Tensor) -> Metrics:
@@ -113,7 +113,7 @@ class Figures(NamedTuple):
     given: dict[Given, Metrics]  # of the fusion given these, among the samples that have one
 
 
-def measure(tasks: Tasks, answers: Answers) -> Figures:
+def measure(tasks: HasMetrics, answers: Answers) -> Figures:
     """Compute the metrics of the fusion, of the modalities' heads and of subsets."""
     target = answers.target
     fused = tasks.metrics(answers.fused.float(), target)
@@ -130,6 +130,6 @@ def measure(tasks: Tasks, answers: Answers) -> Figures:
     return Figures(fused, alone, given)
 
 
-def measurable(tasks: Tasks, target: Tensor, rows: Tensor) -> bool:
+def measurable(tasks: HasMetrics, target: Tensor, rows: Tensor) -> bool:
     """Whether each target has a label among these samples: labels of a split, bool (N,)."""
     return bool(rows.any()) and not tasks.unlabelled(target[rows])

@@ -40,7 +40,7 @@ SYNERGY = 0.2  # share of the information from which on synergy decides
 DOMINANT = 0.8  # share of the information from which on a single part decides
 
 
-class Parts(NamedTuple):
+class InformationParts(NamedTuple):
     """Information about the target in bits."""
 
     redundancy: float  # in either source
@@ -54,7 +54,7 @@ class Parts(NamedTuple):
         return sum(self)
 
 
-def decompose(table: Table, rounds: int = ROUNDS) -> Parts:
+def decompose(table: Table, rounds: int = ROUNDS) -> InformationParts:
     """Split I(X1 X2; Y) into redundancy, unique parts and synergy: p (A, B, C) -> bits.
 
     With q* of the least I_q(X1 X2; Y) among the q that share p's marginals (x1, y) and (x2, y):
@@ -73,12 +73,12 @@ def decompose(table: Table, rounds: int = ROUNDS) -> Parts:
     return split(p, least_informative(p.sum(1), p.sum(0), rounds))
 
 
-def split(p: Table, q: Table) -> Parts:
+def split(p: Table, q: Table) -> InformationParts:
     """Split the information of p (A, B, C), given the q of `least_informative` (A, B, C)."""
     joint, least = (information(table.reshape(-1, table.shape[2])) for table in (p, q))
     alone_1, alone_2 = information(p.sum(1)), information(p.sum(0))
     redundancy = alone_1 + alone_2 - least
-    return Parts(redundancy, alone_1 - redundancy, alone_2 - redundancy, joint - least)
+    return InformationParts(redundancy, alone_1 - redundancy, alone_2 - redundancy, joint - least)
 
 
 def least_informative(first: Table, second: Table, rounds: int = ROUNDS) -> Table:
@@ -188,7 +188,7 @@ def _log_losses(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fold:
+class FoldFeatures:
     """Features and classes of one fold: to fit clusters on, and to count on."""
 
     features: Mapping[str, NDArray[np.float64]]  # modality -> (N, D)
@@ -198,14 +198,14 @@ class Fold:
     test: NDArray[np.int64]  # rows
 
 
-class Limits(NamedTuple):
+class ProbeLimits(NamedTuple):
     """What probes, read out of fold, allow the parts to be, in bits."""
 
     entropy: float  # H(Y)
     left_1: float  # at least H(Y | X1): what the first source leaves open
     left_2: float
 
-    def lost(self, parts: Parts) -> int | None:
+    def lost(self, parts: InformationParts) -> int | None:
         """Return the number, 0 or 1, of a source of which a probe knows clearly more than its parts
         tell."""
         for number, left in enumerate((self.left_1, self.left_2)):
@@ -214,10 +214,10 @@ class Limits(NamedTuple):
                 return number
         return None
 
-    def clip(self, parts: Parts) -> Parts:
+    def clip(self, parts: InformationParts) -> InformationParts:
         """Clip parts: U2 + S = I(X2; Y | X1) <= H(Y | X1), so neither is above it; U1 likewise; and
         R = I(X1; Y) - U1 >= H(Y) - H(Y | X1) - H(Y | X2)."""
-        return Parts(
+        return InformationParts(
             max(parts.redundancy, self.entropy - self.left_1 - self.left_2),
             min(parts.unique_1, self.left_2),
             min(parts.unique_2, self.left_1),
@@ -231,14 +231,14 @@ class Pair:
 
     first: str
     second: str  # a modality, or all others joined by "+"
-    parts: Parts  # mean over the folds
-    low: Parts  # 95 % interval of the mean; NaN for a single fold
-    high: Parts
+    parts: InformationParts  # mean over the folds
+    low: InformationParts  # 95 % interval of the mean; NaN for a single fold
+    high: InformationParts
     clusters: tuple[int, ...]  # by fold; () in the modes `batch` and `sample`
-    limits: Limits | None = None  # what probes allow; None: not asked, or too few rows
+    limits: ProbeLimits | None = None  # what probes allow; None: not asked, or too few rows
     notes: tuple[str, ...] = ()  # where clusters and probes disagree
     rows: int  # held-out samples that have both sources, over all folds
-    by_sample: Mapping[str, Parts] | None = (
+    by_sample: Mapping[str, InformationParts] | None = (
         None  # mode `sample`: id -> parts; their mean is `parts`
     )
 
@@ -261,17 +261,17 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class PidInputs:
     """What all pairs share."""
 
-    folds: Sequence[Fold]
+    folds: Sequence[FoldFeatures]
     classes: int
     clusters: int | None  # None: chosen on training rows left out
     seed: int
     fixed: bool  # whether all folds have the same features, which no label has shaped
 
 
-def pid(setup: Setup) -> list[Pair]:
+def pid(setup: PidInputs) -> list[Pair]:
     """Decompose each pair of modalities, and with more than two each against all others.
 
     Features are clustered by K-means, and the information is counted in the table of clusters and
@@ -293,7 +293,7 @@ def pairs_of(names: Sequence[str]) -> list[Sources]:
     return pairs
 
 
-def _pair(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Pair:
+def _pair(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]) -> Pair:
     estimate = _count_all if setup.fixed else _count_tests
     parts, error, clusters, rows = estimate(setup, first, second)
     groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
@@ -308,7 +308,7 @@ def make_pair(
     groups: int,
     rows: int,
     clusters: tuple[int, ...] = (),
-    by_sample: Mapping[str, Parts] | None = None,
+    by_sample: Mapping[str, InformationParts] | None = None,
 ) -> Pair:
     """Return the result with the 95 % interval of `error`, the standard error over `groups`."""
     margin = np.full(4, np.nan)
@@ -320,16 +320,16 @@ def make_pair(
     return Pair(
         first="+".join(first),
         second="+".join(second),
-        parts=Parts(*parts.tolist()),
-        low=Parts(*(parts - margin).tolist()),
-        high=Parts(*(parts + margin).tolist()),
+        parts=InformationParts(*parts.tolist()),
+        low=InformationParts(*(parts - margin).tolist()),
+        high=InformationParts(*(parts + margin).tolist()),
         clusters=clusters,
         rows=rows,
         by_sample=by_sample,
     )
 
 
-def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+def _count_tests(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
     """Count the test rows of each fold: mean and its standard error, clusters, rows."""
     parts, clusters, rows = [], [], 0
     for fold in setup.folds:
@@ -347,7 +347,7 @@ def _count_tests(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) 
     return by_fold.mean(0), std / np.sqrt(len(by_fold)), tuple(clusters), rows
 
 
-def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
+def _count_all(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]) -> Estimate:
     """Count all rows, and again without each fold's: estimate, jackknife error, clusters, rows."""
     fold = setup.folds[0]
     names = (*first, *second)
@@ -369,7 +369,7 @@ def _count_all(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) ->
     return estimate, np.sqrt(variance), (number,), len(rows)
 
 
-def _groups(setup: Setup) -> list[NDArray[np.int64]]:
+def _groups(setup: PidInputs) -> list[NDArray[np.int64]]:
     """Return the rows that the jackknife leaves out in turn: the folds' tests, or random fifths."""
     if len(setup.folds) > 1:
         return [fold.test for fold in setup.folds]
@@ -378,14 +378,16 @@ def _groups(setup: Setup) -> list[NDArray[np.int64]]:
 
 
 def _coders(
-    setup: Setup, sources: Sequence[FeatureArray], target: NDArray[np.int64]
+    setup: PidInputs, sources: Sequence[FeatureArray], target: NDArray[np.int64]
 ) -> tuple[int, list[Coder]]:
     if setup.clusters is None:
         return choose_clusters(sources, target, setup.classes, setup.seed)
     return setup.clusters, [Coder(source, setup.clusters, setup.seed) for source in sources]
 
 
-def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.int64]:
+def usable_rows(
+    fold: FoldFeatures, rows: NDArray[np.int64], names: Sequence[str]
+) -> NDArray[np.int64]:
     """Return the rows that have a label and all these modalities."""
     usable: NDArray[np.int64] = rows[is_usable(fold, rows, names)]
     if len(usable) < FEWEST:
@@ -396,13 +398,15 @@ def usable_rows(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> ND
     return usable
 
 
-def is_usable(fold: Fold, rows: NDArray[np.int64], names: Sequence[str]) -> NDArray[np.bool_]:
+def is_usable(
+    fold: FoldFeatures, rows: NDArray[np.int64], names: Sequence[str]
+) -> NDArray[np.bool_]:
     """Return which rows have a label and all these modalities."""
     usable = (fold.target >= 0) & np.all([fold.present[name] for name in names], axis=0)
     return np.asarray(usable[rows])
 
 
-def joined(fold: Fold, names: Sequence[str]) -> FeatureArray:
+def joined(fold: FoldFeatures, names: Sequence[str]) -> FeatureArray:
     """Return the features of some modalities side by side; each has the same weight."""
     if len(names) == 1:
         return fold.features[names[0]]
@@ -415,7 +419,7 @@ def joined(fold: Fold, names: Sequence[str]) -> FeatureArray:
 
 def debiased(
     codes: Sequence[NDArray[np.int64]], target: NDArray[np.int64], classes: int, seed: int
-) -> Parts:
+) -> InformationParts:
     """Return the parts minus what chance adds to them: two codes (N,), classes (N,).
 
     Chance is measured on as many rows drawn from the table that has the same marginals and no
@@ -431,7 +435,7 @@ def debiased(
     generator = np.random.default_rng(seed)
     draws = generator.multinomial(len(target), least.ravel() / least.sum(), size=DRAWS)
     drawn = [decompose(rows.reshape(table.shape)) for rows in draws]
-    return Parts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())
+    return InformationParts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ from .pid import (
     MOST_ROWS,
     Codes,
     FeatureArray,
-    Fold,
-    Limits,
+    FoldFeatures,
+    InformationParts,
     Pair,
-    Parts,
-    Setup,
+    PidInputs,
+    ProbeLimits,
     Sources,
     information,
     is_usable,
@@ -198,7 +198,7 @@ def marginals(probabilities: Sequence[Probabilities]) -> tuple[Probabilities, ..
 
 def decompose_batches(
     sources: Sequence[FeatureArray], probabilities: Sequence[Probabilities], seed: int
-) -> Parts:
+) -> InformationParts:
     """Return the mean parts of batches of up to 256 rows: two (N, D), three (N, C) -> bits.
 
     The networks g learn for 10 epochs, at least 200 steps, to lower I_q of the batches, whose q has
@@ -223,7 +223,7 @@ def decompose_batches(
             redundancy = alone_1 + alone_2 - least
             both = information(joint)
             parts.append((redundancy, alone_1 - redundancy, alone_2 - redundancy, both - least))
-    return Parts(*np.mean(parts, axis=0).tolist())
+    return InformationParts(*np.mean(parts, axis=0).tolist())
 
 
 def _learn(
@@ -338,11 +338,11 @@ def surprises(train: Sequence[FeatureArray], test: Sequence[FeatureArray], seed:
 
 
 def decompose_data(
-    setup: Setup, mode: str, ids: Sequence[str], *, may_take_minutes: bool = True
+    setup: PidInputs, mode: str, ids: Sequence[str], *, may_take_minutes: bool = True
 ) -> list[Pair]:
     """Decompose each pair of modalities by a mode (`cvx`: clusters), within what probes allow.
 
-    Probes of each source, read out of fold, bound what the other can add (`Limits`): parts and
+    Probes of each source, read out of fold, bound what the other can add (`ProbeLimits`): parts and
     intervals are clipped to that, and `notes` say so. Where a probe knows more than the chosen
     clusters (`clusters` None) tell of its source, the pair is decomposed by the mode `batch`
     instead, if that may take minutes. The mode `sample` is not clipped: its table is the mean of
@@ -363,11 +363,11 @@ def decompose_data(
 
 
 def _without_clusters(
-    setup: Setup,
+    setup: PidInputs,
     ids: Sequence[str],
     sources: Sources,
     pair: Pair,
-    limits: Limits,
+    limits: ProbeLimits,
     *,
     may_take_minutes: bool,
 ) -> Pair:
@@ -398,7 +398,7 @@ def _without_clusters(
     return replace(by_probes, notes=(note,))
 
 
-def _clipped(pair: Pair, limits: Limits) -> Pair:
+def _clipped(pair: Pair, limits: ProbeLimits) -> Pair:
     """Clip parts and intervals, and note what a part was before."""
     clipped = limits.clip(pair.parts)
     names = (f"only {pair.first}", f"only {pair.second}")
@@ -420,7 +420,9 @@ def _clipped(pair: Pair, limits: Limits) -> Pair:
     )
 
 
-def limits_of(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> Limits | None:
+def limits_of(
+    setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]
+) -> ProbeLimits | None:
     """Return what probes of both sources allow; None with fewer than `FEWEST` held-out rows.
 
     H(Y | X) is at most a probe's cross-entropy on rows that it was not fitted to, and by Fano's
@@ -441,7 +443,7 @@ def limits_of(setup: Setup, first: tuple[str, ...], second: tuple[str, ...]) -> 
     if len(target) < FEWEST:
         return None
     shares = np.bincount(target) / len(target)
-    return Limits(_entropy(shares), *(_left(np.concatenate(p), target) for p in chosen))
+    return ProbeLimits(_entropy(shares), *(_left(np.concatenate(p), target) for p in chosen))
 
 
 def _left(probabilities: Probabilities, target: NDArray[np.int64]) -> float:
@@ -465,7 +467,7 @@ class FoldEstimate(NamedTuple):
     rows: NDArray[np.int64]  # (N,)
 
 
-def pid_by_probes(setup: Setup, mode: str, ids: Sequence[str]) -> list[Pair]:
+def pid_by_probes(setup: PidInputs, mode: str, ids: Sequence[str]) -> list[Pair]:
     """Decompose as `pid` does, by the mode `batch` or `sample`; ids of all rows (N,).
 
     Probes of p(y | x_1), p(y | x_2) and p(y | x_1, x_2) learn on a fold's training rows and are
@@ -484,7 +486,7 @@ def pid_by_probes(setup: Setup, mode: str, ids: Sequence[str]) -> list[Pair]:
 
 
 def _pair(
-    setup: Setup, mode: str, ids: Sequence[str], first: tuple[str, ...], second: tuple[str, ...]
+    setup: PidInputs, mode: str, ids: Sequence[str], first: tuple[str, ...], second: tuple[str, ...]
 ) -> Pair:
     estimates = [_fold(setup, mode, fold, first, second) for fold in setup.folds]
     values = np.concatenate([fold.values for fold in estimates])
@@ -494,10 +496,10 @@ def _pair(
         [(shift(fold.values) if mode == "sample" else fold.values).mean(0) for fold in estimates]
     )
     spread = by_fold.std(0, ddof=1) if len(by_fold) > 1 else np.full(4, np.nan)
-    by_sample: Mapping[str, Parts] | None = None
+    by_sample: Mapping[str, InformationParts] | None = None
     if mode == "sample":
         by_sample = {
-            ids[row]: Parts(*parts)
+            ids[row]: InformationParts(*parts)
             for row, parts in zip(rows.tolist(), shifted.tolist(), strict=True)
         }
     return make_pair(
@@ -511,7 +513,7 @@ def _pair(
 
 
 def _fold(
-    setup: Setup, mode: str, fold: Fold, first: tuple[str, ...], second: tuple[str, ...]
+    setup: PidInputs, mode: str, fold: FoldFeatures, first: tuple[str, ...], second: tuple[str, ...]
 ) -> FoldEstimate:
     train, test = (usable_rows(fold, part, (*first, *second)) for part in (fold.train, fold.test))
     sources = [joined(fold, names) for names in (first, second)]

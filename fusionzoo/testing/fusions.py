@@ -268,7 +268,7 @@ class Split(NamedTuple):
     target: Tensor
 
 
-class Trained(NamedTuple):
+class TrainedFusion(NamedTuple):
     """A fusion in evaluation mode, with the training and test samples."""
 
     fusion: Fusion
@@ -317,7 +317,7 @@ def _expected(by_subset: Mapping[tuple[str, ...], float], rate: float) -> float:
 
 
 @lru_cache(maxsize=1)  # both checks use the same fusion
-def trained(make: Maker) -> Trained:
+def trained(make: Maker) -> TrainedFusion:
     """Train all phases, `EPOCHS` epochs each."""
     draw = torch.Generator().manual_seed(0)
     centres = {m: torch.randn(len(CLASS_SHARES), w, generator=draw) for m, w in WIDTHS.items()}
@@ -342,7 +342,7 @@ def trained(make: Maker) -> Trained:
                 optimizer.zero_grad()
                 fusion.loss(fusion(features), train.target[rows], context).mean().backward()
                 optimizer.step()
-    return Trained(fusion.eval(), train, test)
+    return TrainedFusion(fusion.eval(), train, test)
 
 
 @torch.no_grad()

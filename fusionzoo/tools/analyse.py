@@ -24,10 +24,10 @@ from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
+    InformationParts,
     Interactions,
     Pair,
-    Parts,
-    Setup,
+    PidInputs,
     advise_fusion,
     advise_model,
     interactions,
@@ -103,7 +103,7 @@ class AnalyseConfig:
 
 def read_features(
     cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
-) -> tuple[Setup, list[str], list[str]]:
+) -> tuple[PidInputs, list[str], list[str]]:
     """Return what `pid` decomposes, notes for the reader, and the ids of all rows.
 
     Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
@@ -156,7 +156,7 @@ def write_samples(path: Path, pairs: Iterable[Pair], *, csv_safe: bool = False) 
         parts = zip(*by_sample.values(), strict=True)
         columns |= {
             name: pa.array(values, pa.float64())
-            for name, values in zip(Parts._fields, parts, strict=True)
+            for name, values in zip(InformationParts._fields, parts, strict=True)
         }
         tables.append(pa.table(columns))
     table = pa.concat_tables(tables)

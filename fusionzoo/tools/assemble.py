@@ -56,7 +56,7 @@ class AssembleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class LentModality:
     """What one model lends: a modality's encoder and classifier."""
 
     modality: str  # in the joint model
@@ -118,7 +118,7 @@ class Outputs:
     shift: list[float]
 
     @classmethod
-    def between(cls, first: Part, other: Part) -> Outputs:
+    def between(cls, first: LentModality, other: LentModality) -> Outputs:
         """Compare what two models answer; a difference that cannot be bridged is an error."""
         wanted, found = first.model.answer_targets, other.model.answer_targets
         starts: dict[str, tuple[Target, int]] = {}
@@ -141,7 +141,7 @@ class Outputs:
 
     @classmethod
     def _of_target(
-        cls, first: Part, other: Part, wanted: Target, found: Target, start: int
+        cls, first: LentModality, other: LentModality, wanted: Target, found: Target, start: int
     ) -> Outputs:
         both = f"{first.folder} and {other.folder}"
         if wanted.kind != found.kind:
@@ -303,7 +303,7 @@ def _check_fusion(name: str, settings: Mapping[str, Any]) -> None:
             raise FusionZooError(f"--fusion.{key}: it follows from the models; leave it out")
 
 
-def _open(modality: str, folder: str, plugins: str | Sequence[str]) -> Part:
+def _open(modality: str, folder: str, plugins: str | Sequence[str]) -> LentModality:
     """Load a model and find the modality in it."""
     model = load(folder, plugins=plugins)
     if not (model.classes or model.targets):
@@ -311,16 +311,16 @@ def _open(modality: str, folder: str, plugins: str | Sequence[str]) -> Part:
     stored = model.trained_on.settings if model.trained_on else {}
     names = list(model.modalities)
     if modality in names:
-        return Part(modality=modality, own_name=modality, folder=folder, model=model)
+        return LentModality(modality=modality, own_name=modality, folder=folder, model=model)
     if len(names) == 1 and (stored.get("columns") or {}).get(names[0]):
-        return Part(modality=modality, own_name=names[0], folder=folder, model=model)
+        return LentModality(modality=modality, own_name=names[0], folder=folder, model=model)
     raise FusionZooError(
         f"{folder} has no modality {modality!r}.{did_you_mean(modality, names)} It has:"
         f" {', '.join(names)}."
     )
 
 
-def _fill_head(head: Any, part: Part, outputs: Outputs) -> None:
+def _fill_head(head: Any, part: LentModality, outputs: Outputs) -> None:
     """Copy the classifier's weights, and what brings its logits into the joint model's form."""
     assert isinstance(head, TrainedHead)
     head.classifier.load_state_dict(part.head_weights())
@@ -329,7 +329,7 @@ def _fill_head(head: Any, part: Part, outputs: Outputs) -> None:
     head.shift.copy_(torch.tensor(outputs.shift))
 
 
-def _joint_prior(parts: Sequence[Part], outputs: Sequence[Outputs]) -> Tensor | None:
+def _joint_prior(parts: Sequence[LentModality], outputs: Sequence[Outputs]) -> Tensor | None:
     """Return exp(mean logits) (K,) of the models' priors; None if one does not know its own."""
     stored = [part.model.spec.get("prior") for part in parts]
     if not all(stored):
@@ -353,7 +353,7 @@ def _set_prior(model: FusionModel, name: str, prior: Tensor | None) -> None:
     model.fusion.get_buffer("log_prior").copy_(prior.log().log_softmax(0))
 
 
-def _lost_thresholds(parts: Sequence[Part]) -> list[str]:
+def _lost_thresholds(parts: Sequence[LentModality]) -> list[str]:
     """Say which models chose thresholds of their own for labels, which the joint one has not."""
     return [
         f"{part.folder}: its thresholds of labels are not those of the joint model, which names the"
@@ -364,7 +364,7 @@ def _lost_thresholds(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def _joint_data(parts: Sequence[Part]) -> tuple[TrainedOn | None, list[str]]:
+def _joint_data(parts: Sequence[LentModality]) -> tuple[TrainedOn | None, list[str]]:
     """Merge what the models remember of their data; also say what was left out."""
     known = [part.model.trained_on for part in parts]
     if any(x is None for x in known):
@@ -380,12 +380,12 @@ def _joint_data(parts: Sequence[Part]) -> tuple[TrainedOn | None, list[str]]:
     return TrainedOn(settings=settings, ids=ids, numbered=numbered), notes
 
 
-def _has_numbers(part: Part) -> bool:
+def _has_numbers(part: LentModality) -> bool:
     return part.encoder.kind not in ("image", "text", "audio") or part.model.targets is not None
 
 
 def _add_cell_kinds(
-    kinds: dict[str, Any], part: Part, own_kinds: Mapping[str, Any], columns: Sequence[str]
+    kinds: dict[str, Any], part: LentModality, own_kinds: Mapping[str, Any], columns: Sequence[str]
 ) -> None:
     """Add what the cells of a modality's columns are: `{"weight": "number kg"}`."""
     for name in columns:
@@ -397,7 +397,7 @@ def _add_cell_kinds(
             )
 
 
-def _joint_settings(parts: Sequence[Part]) -> tuple[dict[str, Any], list[str]]:
+def _joint_settings(parts: Sequence[LentModality]) -> tuple[dict[str, Any], list[str]]:
     """Merge the settings of the data: columns and kinds by modality, others where they agree."""
     stored = [dict(part.model.trained_on.settings) for part in parts if part.model.trained_on]
     notes: list[str] = []

@@ -74,7 +74,7 @@ FINE_TUNING = replace(LENGTHS["best"], steps=400, fewest=8, most=30, patience=4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class PresetInputs:
     """What a preset chooses by."""
 
     rows: int  # of the training split
@@ -92,14 +92,14 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PresetChoice:
     """Settings, and the reason for each by dotted key."""
 
     settings: Tree
     reasons: Mapping[str, str]
 
 
-def choose(name: Name, there: Situation, batch_size: int = 32) -> Choice:
+def choose(name: Name, there: PresetInputs, batch_size: int = 32) -> PresetChoice:
     """Return what a preset chooses; it follows from the arguments alone."""
     encoders, reasons = _choose_encoders(name, there)
     trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
@@ -131,10 +131,10 @@ def choose(name: Name, there: Situation, batch_size: int = 32) -> Choice:
         optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
         reasons["optim.modality_lr"] = "pretrained layers move less than the fusion"
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
-    return Choice({"encoders": encoders, "train": train, "optim": optim}, reasons)
+    return PresetChoice({"encoders": encoders, "train": train, "optim": optim}, reasons)
 
 
-def _choose_encoders(name: Name, there: Situation) -> tuple[dict[str, Tree], dict[str, str]]:
+def _choose_encoders(name: Name, there: PresetInputs) -> tuple[dict[str, Tree], dict[str, str]]:
     """Return the encoders of modalities that need weights, and the reason for each."""
     small = _too_slow(there) if name == "fast" else set()
     trains_upper = name == "best" and (bool(there.gpu) or there.rows <= FEW)
@@ -164,7 +164,7 @@ def _choose_encoders(name: Name, there: Situation) -> tuple[dict[str, Tree], dic
     return encoders, reasons
 
 
-def _too_slow(there: Situation) -> set[str]:
+def _too_slow(there: PresetInputs) -> set[str]:
     """Return the modalities, slowest first, without whose frozen encoders `fast` fits its time."""
     seconds = {
         modality: SECONDS[there.kinds[modality]] * there.all_rows
@@ -179,11 +179,11 @@ def _too_slow(there: Situation) -> set[str]:
     return small
 
 
-def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -> Situation:
+def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -> PresetInputs:
     """Find out what is there. The hub is asked only where it would be downloaded from."""
     encoders = dataset.default_encoders
     chosen = given.get("encoders") or {}
-    return Situation(
+    return PresetInputs(
         rows=dataset.splits.get("train", 0),
         all_rows=len(dataset),
         kinds=dict(dataset.modalities),
@@ -224,7 +224,7 @@ def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunCo
     return chosen, [f"preset {cfg.preset} ({there.machine}):", *lines]
 
 
-def overlay(cfg: RunConfig, choice: Choice) -> tuple[RunConfig, list[str]]:
+def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]:
     """Return the choice under what the user sets (`cfg.given`), and a line for each setting."""
     given = cfg.given
     settings = _fitting(choice.settings, given)

@@ -35,7 +35,7 @@ from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import plugin_list
 from fusionzoo.structures import Batch
-from fusionzoo.trained_on import Results, Row, TrainedOn
+from fusionzoo.trained_on import Row, RunResults, TrainedOn
 
 from .calibrate import calibrate, calibration_rows, measure
 from .checkpoint import State
@@ -154,7 +154,7 @@ def results_of(
     splits: Mapping[str, PairedDataset],
     state: State,
     test: Mapping[str, Any],
-) -> Results:
+) -> RunResults:
     """Return what the model card shows of the test split: given all modalities, and each alone."""
     tasks, modalities = trainer.module.tasks, list(trainer.module.model.modalities)
     titles = {name: title for name, title in tasks.shown if name in test}
@@ -173,7 +173,7 @@ def results_of(
 
     alone = test.get("given_only", {}) if len(modalities) > 1 else {}
     identity = json.dumps(state.data, sort_keys=True)
-    return Results(
+    return RunResults(
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
         samples={name: len(split) for name, split in splits.items()},
         best_epoch=state.best["epoch"],

@@ -63,7 +63,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Measurement:
     """A measured value."""
 
     setting: str  # empty: the defaults
@@ -73,11 +73,11 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SpeedChoice:
     """The chosen settings, and what was measured."""
 
     settings: Settings
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[Measurement] = field(default_factory=list)
     seconds: float = 0.0  # that measuring took
 
     @property
@@ -86,9 +86,9 @@ class Choice:
         return asdict(self)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Choice:
+    def from_record(cls, record: Mapping[str, Any]) -> SpeedChoice:
         """Return a choice that was stored."""
-        trials = [Trial(**trial) for trial in record["trials"]]
+        trials = [Measurement(**trial) for trial in record["trials"]]
         return cls(dict(record["settings"]), trials, record["seconds"])
 
 
@@ -99,7 +99,7 @@ def choose(
     *,
     samples: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Choice:
+) -> SpeedChoice:
     """Return the fastest settings for work on `samples` samples, one setting after the other.
 
     Measuring stops after 5 % of the time that the defaults would take, and after a minute. A value
@@ -111,21 +111,21 @@ def choose(
     measure(defaults)  # files are read and kernels chosen: not counted
     best, timing = dict(defaults), measure(defaults)
     budget = min(LONGEST, SHARE * samples * timing.seconds)
-    trials = [Trial("", None, 1 / timing.seconds, "the defaults")]
+    trials = [Measurement("", None, 1 / timing.seconds, "the defaults")]
     for option in options:
         for value in option.values:
             left = budget - (clock() - start)
             if budget < SHORTEST or left < max(option.takes, 0.0):
-                trials.append(Trial(option.setting, value, None, "no time to measure it"))
+                trials.append(Measurement(option.setting, value, None, "no time to measure it"))
                 continue
             settings = {**best, option.setting: value}
             measured, note = _compare(settings, best, timing, measure, samples)
             rate = None if measured is None else 1 / measured.seconds
-            trials.append(Trial(option.setting, value, rate, note))
+            trials.append(Measurement(option.setting, value, rate, note))
             if measured is None or note != CHOSEN:
                 break
             best, timing = settings, measured
-    return Choice(best, trials, clock() - start)
+    return SpeedChoice(best, trials, clock() - start)
 
 
 def _compare(
@@ -160,7 +160,7 @@ def wins(timing: Timing, default: Timing, samples: int) -> bool:
     return cost < (1 - MARGIN) * samples * default.seconds
 
 
-def describe_choice(choice: Choice, defaults: Settings, where: str) -> str:
+def describe_choice(choice: SpeedChoice, defaults: Settings, where: str) -> str:
     """Return one line on what was chosen, and how much faster it is.
 
     >>> choice = Choice({"amp": "bf16"}, [Trial("", None, 10.0, "the defaults"),
@@ -261,7 +261,7 @@ def choose_for_training(
     if record is None:
         measured = _measure(trainer, loaders["train"], defaults).record if world.main else None
         record = from_main(measured, world)
-    choice = Choice.from_record(record)
+    choice = SpeedChoice.from_record(record)
     if stored is None and world.main:
         write_json(path, record)
     loaders = _apply(trainer, loaders, choice.settings)
@@ -292,7 +292,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def _measure(trainer: Trainer, loader: DataLoader[Batch], defaults: Settings) -> Choice:
+def _measure(trainer: Trainer, loader: DataLoader[Batch], defaults: Settings) -> SpeedChoice:
     """Time forward and backward passes on a copy of the module, without strategies."""
     train, world = trainer.cfg.train, trainer.world
     sampler = loader.batch_sampler
@@ -401,7 +401,7 @@ def choose_for_inference(
         record = json.loads(path.read_text(encoding="utf-8"))
     elif world.main:
         record = measure(cfg, model, dataset, defaults, world).record
-    choice = Choice.from_record(from_main(record, world))
+    choice = SpeedChoice.from_record(from_main(record, world))
     where = path.name if out else "above"
     if out and world.main:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -441,7 +441,7 @@ def options_for(cfg: ModelUse, model: FusionModel, workers: int, world: World) -
 
 def measure(
     cfg: ModelUse, model: FusionModel, dataset: PairedDataset, defaults: Settings, world: World
-) -> Choice:
+) -> SpeedChoice:
     """Time loading and forward passes over samples of all lengths, on copies of the model."""
     device, collate = model.device, model.collate()
     ordered = dataset.by_length()

@@ -12,10 +12,10 @@ from torch import Tensor
 from fusionzoo import create_fusion, fusion_info, list_fusions
 from fusionzoo.benchmark import train as fitting
 from fusionzoo.benchmark.train import (
+    FeedTrainer,
     FitResult,
     SingleTrainer,
     StackedTrainer,
-    Trainer,
     fit,
     refit,
     stackable,
@@ -110,7 +110,7 @@ def plant_losses(patch: pytest.MonkeyPatch, seeds: Sequence[int]) -> list[dict[s
     """Replace validation by `LOSSES`; return the list that collects the first copy's weights."""
     weights: list[dict[str, Tensor]] = []
 
-    def planted(trainer: Trainer, *_: object) -> Tensor:
+    def planted(trainer: FeedTrainer, *_: object) -> Tensor:
         weights.append(trainer.weights(0))
         losses = [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
         return torch.tensor(losses)[:, None].expand(-1, 2)
@@ -171,7 +171,7 @@ def test_training_again_follows_the_same_schedule_and_stops_after_its_epochs(
     seeds = [3, 4] if stacked else [3]
     kept: dict[int, dict[str, Tensor]] = {}
 
-    def trainer() -> Trainer:
+    def trainer() -> FeedTrainer:
         models = [model("gmu", seed) for seed in seeds]
         return StackedTrainer(models, cfg) if stacked else SingleTrainer(models[0], cfg, TARGETS)
 

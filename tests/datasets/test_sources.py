@@ -29,7 +29,7 @@ from fusionzoo import PairedDataset
 from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
 from fusionzoo.distributed import World, process_group
-from fusionzoo.embeddings.extract import Plan
+from fusionzoo.embeddings.extract import ExtractionPlan
 from fusionzoo.inputs.data import data_settings
 from fusionzoo.scripts.embed import embed
 from fusionzoo.structures import Audio, Batch, Sample
@@ -651,7 +651,7 @@ def test_embeddings_have_the_order_of_every_source(
     dataset = SOURCES[name](tmp_path, rows)
     if name not in REGROUPED:
         assert dataset.ids == [row.id for row in rows]
-    batches = Plan(dataset.only(["text", "vector"]).lengths(), 4, 2).batches(range(3))
+    batches = ExtractionPlan(dataset.only(["text", "vector"]).lengths(), 4, 2).batches(range(3))
     assert [row for batch in batches for row in batch.rows.tolist()] != [*range(9)]
     out = embed(settings(tmp_path / "e.parquet", dataset), World(), small_model, dataset)
     check_order(out, dataset, rows)

@@ -21,7 +21,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.embeddings import extract as extraction
 from fusionzoo.embeddings import on_ray
 from fusionzoo.embeddings.files import read_about
-from fusionzoo.embeddings.parts import Parts
+from fusionzoo.embeddings.parts import PartsFolder
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.embed import main as embed
 
@@ -192,15 +192,15 @@ class Killed(Exception):
 
 def stop_after(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let extraction fail once this number of parts is written."""
-    write, count = Parts.write, Counter[str]()
+    write, count = PartsFolder.write, Counter[str]()
 
-    def counted(self: Parts, part: int, rows: Any) -> None:
+    def counted(self: PartsFolder, part: int, rows: Any) -> None:
         if count["written"] == parts:
             raise Killed
         write(self, part, rows)
         count["written"] += 1
 
-    monkeypatch.setattr(Parts, "write", counted)
+    monkeypatch.setattr(PartsFolder, "write", counted)
 
 
 def test_an_interrupted_run_goes_on_and_writes_the_same_file(
@@ -213,12 +213,12 @@ def test_an_interrupted_run_goes_on_and_writes_the_same_file(
         with pytest.raises(Killed):
             embed(flags(model, table, resumed))
     assert not resumed.exists()
-    assert len(Parts(resumed).finished()) == 2
+    assert len(PartsFolder(resumed).finished()) == 2
     batches = batch_sizes(monkeypatch)
     assert embed(flags(model, table, resumed)) == 0
     assert sum(map(len, batches)) in (90 - 40, 90 - 30)  # the last part has ten rows
     assert resumed.read_bytes() == whole.read_bytes()
-    assert not Parts(resumed).folder.exists()
+    assert not PartsFolder(resumed).folder.exists()
 
 
 @pytest.mark.parametrize("differs", ["model", "data", "settings"])
@@ -261,7 +261,7 @@ def test_parts_of_another_extraction_are_refused_and_discarded_on_request(
 def test_a_kill_while_parts_are_removed_leaves_a_folder_that_goes_on(
     survive: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, key = Parts(tmp_path / "emb.parquet"), {"model": "1", "data": "2"}
+    parts, key = PartsFolder(tmp_path / "emb.parquet"), {"model": "1", "data": "2"}
     unlink, removed = Path.unlink, []
 
     def killed(path: Path, missing_ok: bool = False) -> None:
@@ -285,7 +285,7 @@ def test_two_extractions_do_not_write_one_file_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fusionzoo.embeddings.parts.PATIENCE", 0.3)
-    parts = Parts(tmp_path / "e.parquet")
+    parts = PartsFolder(tmp_path / "e.parquet")
     code = (
         "import sys, pathlib; from fusionzoo.embeddings.parts import Parts\n"
         "with Parts(pathlib.Path(sys.argv[1])).claimed({}, overwrite=False):\n"

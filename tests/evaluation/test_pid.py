@@ -14,10 +14,10 @@ from fusionzoo.cli import main
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
-    Fold,
+    FoldFeatures,
+    InformationParts,
     Pair,
-    Parts,
-    Setup,
+    PidInputs,
     advise_fusion,
     debiased,
     decompose,
@@ -71,8 +71,8 @@ def test_shuffled_labels_tell_nothing_however_many_clusters() -> None:
     setup = planted("xor", 800)
     fold = setup.folds[0]
     shuffled = np.random.default_rng(1).permutation(fold.target)
-    folds = [Fold(**{**vars(one), "target": shuffled}) for one in setup.folds[:1]]
-    (pair,) = pid(Setup(folds=folds, classes=2, clusters=12, seed=0, fixed=True))
+    folds = [FoldFeatures(**{**vars(one), "target": shuffled}) for one in setup.folds[:1]]
+    (pair,) = pid(PidInputs(folds=folds, classes=2, clusters=12, seed=0, fixed=True))
     assert max(map(abs, pair.parts)) < 0.05
 
 
@@ -95,9 +95,15 @@ def test_too_few_samples_are_one_clear_error() -> None:
 
 
 def pair_of(*parts: float) -> Pair:
-    nan = Parts(*[float("nan")] * 4)
+    nan = InformationParts(*[float("nan")] * 4)
     return Pair(
-        first="a", second="b", parts=Parts(*parts), low=nan, high=nan, clusters=(2,), rows=9
+        first="a",
+        second="b",
+        parts=InformationParts(*parts),
+        low=nan,
+        high=nan,
+        clusters=(2,),
+        rows=9,
     )
 
 

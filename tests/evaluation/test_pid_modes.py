@@ -17,10 +17,10 @@ from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import pid_probes
 from fusionzoo.evaluation.pid import (
-    Limits,
+    InformationParts,
     Pair,
-    Parts,
-    Setup,
+    PidInputs,
+    ProbeLimits,
     advise_fusion,
     decompose,
     information,
@@ -161,8 +161,8 @@ def test_batches_of_a_gate_come_near_its_parts_and_add_up(
     assert min(parts) > -1e-4
 
 
-def first_fold(setup: Setup) -> Setup:
-    return Setup(**{**vars(setup), "folds": setup.folds[:1]})
+def first_fold(setup: PidInputs) -> PidInputs:
+    return PidInputs(**{**vars(setup), "folds": setup.folds[:1]})
 
 
 def test_the_table_is_the_mean_of_the_samples_that_have_both_sources() -> None:
@@ -171,7 +171,7 @@ def test_the_table_is_the_mean_of_the_samples_that_have_both_sources() -> None:
     present["b"] = np.random.default_rng(1).random(400) > 0.25
     folds = [type(fold)(**{**vars(fold), "present": present}) for fold in setup.folds[:2]]
     ids = [f"s{row}" for row in range(400)]
-    (pair,) = pid_by_probes(Setup(**{**vars(setup), "folds": folds}), "sample", ids)
+    (pair,) = pid_by_probes(PidInputs(**{**vars(setup), "folds": folds}), "sample", ids)
     assert pair.by_sample is not None
     rows = [row for fold in folds for row in fold.test.tolist() if present["b"][row]]
     assert list(pair.by_sample) == [ids[row] for row in rows]
@@ -211,7 +211,7 @@ def test_the_command_writes_the_parts_of_every_sample(
 
 @pytest.mark.parametrize("csv_safe", [False, True])
 def test_ids_that_look_like_formulas_are_text_if_asked(csv_safe: bool, tmp_path: Path) -> None:
-    parts = Parts(0.0, 0.0, 0.0, -1.5)
+    parts = InformationParts(0.0, 0.0, 0.0, -1.5)
     pair = Pair(
         first="a",
         second="+b",
@@ -259,7 +259,7 @@ def test_no_part_is_above_what_a_probe_of_the_other_source_leaves_open() -> None
     assert any("only text is at most" in note for note in pair.notes)
     assert any(note.startswith("Clusters tell 1.1") and "of audio" in note for note in pair.notes)
     assert "each of them" in advise_fusion([pair])
-    limits = Limits(3.3, 0.05, 0.18)
+    limits = ProbeLimits(3.3, 0.05, 0.18)
     assert "No advice" in advise_fusion([replace(pair, parts=raw.parts, limits=limits)])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.fusion.base import Draws, RunningMeans
-from fusionzoo.fusion.hybrid._interaction import Moments, interaction_losses
+from fusionzoo.fusion.hybrid._interaction import RunningMoments, interaction_losses
 from fusionzoo.model import create_model
 from fusionzoo.testing.fusions import features, full, patterns
 from helpers.oracle import WIDTHS, close, context, copy, made
@@ -131,7 +131,7 @@ def test_the_noise_has_the_moments_of_the_modality() -> None:
 
 def test_moments_come_from_real_tokens_and_present_rows() -> None:
     x = features(patterns(3))
-    moments = Moments(WIDTHS).double()
+    moments = RunningMoments(WIDTHS).double()
     tokens = {m: f.tokens.masked_fill(~f.mask[..., None], 0) for m, f in x.items()}
     pooled = {m: f.pooled.masked_fill(~f.mask.any(1)[:, None], 0) for m, f in x.items()}
     moments.observe(tokens, pooled, x)

@@ -8,7 +8,7 @@ from torch import nn
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
-from fusionzoo.fusion.attention._blocks import Block, join
+from fusionzoo.fusion.attention._blocks import TransformerBlock, join
 from fusionzoo.structures import keep_only, masked_mean
 from fusionzoo.testing.fusions import features, full, patterns
 from helpers.oracle import WIDTHS, close, made
@@ -17,7 +17,7 @@ from helpers.oracle import WIDTHS, close, made
 @pytest.mark.parametrize("share", ["attention", "none"])
 def test_equal_experts_are_a_block_over_all_tokens(share: str) -> None:
     fusion, x = made("multiway", num_layers=1, fused_layers=0, share=share), features(patterns(3))
-    layer, block = fusion.layers[0], Block(8, 4, 0.1).double().eval()
+    layer, block = fusion.layers[0], TransformerBlock(8, 4, 0.1).double().eval()
     if share == "attention":
         experts = [*layer.experts.values()]
         block.norm, block.attention, block.mlp = layer.norm, layer.attention, experts[0]

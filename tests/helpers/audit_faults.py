@@ -24,7 +24,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.datasets.media.decode import decode
 from fusionzoo.tools.audit.audit import audit
-from fusionzoo.tools.audit.scan import Report
+from fusionzoo.tools.audit.scan import AuditReport
 
 RATE = 16_000  # Hz
 SPLITS = ("train", "train", "val", "train", "test")
@@ -35,7 +35,7 @@ Key = tuple[str, str]  # name of a finding, column
 Planted = dict[Key, set[str]]  # ids of the samples that have the fault
 
 
-def ids_by_finding(report: Report) -> dict[Key, set[str]]:
+def ids_by_finding(report: AuditReport) -> dict[Key, set[str]]:
     """Return the ids (of files, their names) that each finding reports, if it names any."""
     result: dict[Key, set[str]] = {}
     for finding in report.findings:
@@ -248,7 +248,7 @@ def table(rows: int = 300, **columns: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: list(values) for name, values in {**clean, **columns}.items()}
 
 
-def audited(columns: Mapping[str, Sequence[Any]]) -> Report:
+def audited(columns: Mapping[str, Sequence[Any]]) -> AuditReport:
     """Check a table in memory."""
     kinds = {name: name for name in ("text", "vector") if name in columns}
     return audit(PairedDataset(pa.table(dict(columns)), kinds, targets={}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusionzoo.evaluation.pid import Fold, Setup
+from fusionzoo.evaluation.pid import FoldFeatures, PidInputs
 
 GATES = {
     "and": (lambda a, b: (a, b, a & b), (0.3113, 0, 0, 0.5)),
@@ -22,7 +22,7 @@ def table_of(name: str) -> np.ndarray:
     return table
 
 
-def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> Setup:
+def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> PidInputs:
     """Noisy vectors of the two bits of a gate, in five folds."""
     draw = np.random.default_rng(0)
     bits = np.tile([[0, 0, 1, 1], [0, 1, 0, 1]], samples // 4)
@@ -32,7 +32,7 @@ def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> Setup:
     order = draw.permutation(samples)
     present = dict.fromkeys(features, np.ones(samples, bool))
     folds = [
-        Fold(
+        FoldFeatures(
             features=features,
             present=present,
             target=target.astype(np.int64),
@@ -41,10 +41,10 @@ def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> Setup:
         )
         for test in np.array_split(order, 5)
     ]
-    return Setup(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
+    return PidInputs(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
 
 
-def planted_letters(samples: int = 679) -> Setup:
+def planted_letters(samples: int = 679) -> PidInputs:
     """Ten classes in five folds: audio tells nearly all, half of its width tells the speaker
     instead, as clusters then do; text tells most."""
     draw = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def planted_letters(samples: int = 679) -> Setup:
     present = dict.fromkeys(features, np.ones(samples, bool))
     order = draw.permutation(samples)
     folds = [
-        Fold(
+        FoldFeatures(
             features=features,
             present=present,
             target=target,
@@ -66,4 +66,4 @@ def planted_letters(samples: int = 679) -> Setup:
         )
         for test in np.array_split(order, 5)
     ]
-    return Setup(folds=folds, classes=10, clusters=None, seed=0, fixed=True)
+    return PidInputs(folds=folds, classes=10, clusters=None, seed=0, fixed=True)

@@ -21,7 +21,7 @@ from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Audio, Labels, keep_only
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.explain.attribution import exact_shares, sampled_shares
-from fusionzoo.tools.explain.parts import PARTS, Items
+from fusionzoo.tools.explain.parts import PARTS, SeveralItems
 from fusionzoo.tools.explain.results import Explanations
 from helpers.planted_parts import (
     CAUSE,
@@ -185,7 +185,7 @@ def test_parts_cover_a_value_and_hiding_one_changes_nothing_else(kind: str) -> N
 
 
 def test_of_several_pictures_each_is_a_part() -> None:
-    items = Items(64)
+    items = SeveralItems(64)
     places = items.split(["first", "second", "third"])
     assert [place.name for place in places] == ["item 1", "item 2", "item 3"]
     assert items.hide(["first", "second", "third"], places, [1], None) == ["first", "third"]

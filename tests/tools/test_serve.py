@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -362,17 +363,19 @@ def test_other_machines_may_ask_only_with_a_token(
 def test_a_full_queue_is_503_and_says_when_to_ask_again(
     model: FusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_run, run = threading.Event(), FusionModel.embed_and_answer
+    may_run, runs, run = threading.Event(), threading.Event(), FusionModel.embed_and_answer
 
     def wait_and_run(self: FusionModel, batch: Any) -> Any:
+        runs.set()
         assert may_run.wait(30)
         return run(self, batch)
 
     monkeypatch.setattr(FusionModel, "embed_and_answer", wait_and_run)
     with serving(model, waiting=4, batch_size=1) as url, ThreadPoolExecutor(12) as pool:
-        asked = [
-            pool.submit(requests.post, f"{url}/predict", json={"text": str(n)}) for n in range(12)
-        ]
+        ask = partial(pool.submit, requests.post, f"{url}/predict")
+        asked = [ask(json={"text": "first"})]
+        assert runs.wait(20)  # or a request that finds the queue full stood before it
+        asked += [ask(json={"text": str(n)}) for n in range(11)]
         deadline = time.monotonic() + 20
         while sum(x.done() for x in asked) < 7 and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -20,7 +20,15 @@ from fusionzoo.encoders import at_hand, create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import presets
-from fusionzoo.training.presets import FEW, Choice, Situation, choose, look_around, overlay, resolve
+from fusionzoo.training.presets import (
+    FEW,
+    PresetChoice,
+    PresetInputs,
+    choose,
+    look_around,
+    overlay,
+    resolve,
+)
 
 KINDS = {"photo": "image", "note": "text", "sound": "audio", "tabular": "tabular"}
 DEFAULTS = {
@@ -32,13 +40,13 @@ DEFAULTS = {
 CPU = World()
 
 
-def there(weights: str = "package", **settings: Any) -> Situation:
+def there(weights: str = "package", **settings: Any) -> PresetInputs:
     found: Any = dict.fromkeys(settings.get("kinds", KINDS), weights) | {"tabular": "own"}
     standard: dict[str, Any] = {"rows": 400, "all_rows": 500, "kinds": KINDS, "cores": 2}
-    return Situation(**{**standard, "defaults": DEFAULTS, "weights": found, **settings})
+    return PresetInputs(**{**standard, "defaults": DEFAULTS, "weights": found, **settings})
 
 
-def encoders(choice: Choice) -> dict[str, Any]:
+def encoders(choice: PresetChoice) -> dict[str, Any]:
     found: dict[str, Any] = choice.settings["encoders"]
     return found
 
@@ -193,7 +201,7 @@ def test_the_hub_is_asked_once_and_only_where_it_would_be_downloaded_from(
 def test_weights_in_the_cache_come_before_those_of_a_package(
     asked: list[str], data: PairedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = at_hand.Package("pytest", ("pytest",), {"name": "chars"})
+    installed = at_hand.WeightsPackage("pytest", ("pytest",), {"name": "chars"})
     monkeypatch.setattr(at_hand, "PACKAGES", {"image": installed, "text": installed})
     monkeypatch.setattr(at_hand, "is_cached", lambda name: name == "timm/resnet18")
     assert found_weights("good", data) == {"image": "cache", "text": "package"}
@@ -279,7 +287,9 @@ def test_without_a_preset_nothing_changes(data: PairedDataset) -> None:
 def test_every_way_to_weights_is_named(
     nothing_at_hand: None, data: PairedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = at_hand.Package("a-package", ("a-package-that-is-not-there",), {"name": "chars"})
+    package = at_hand.WeightsPackage(
+        "a-package", ("a-package-that-is-not-there",), {"name": "chars"}
+    )
     monkeypatch.setattr(at_hand, "PACKAGES", {"image": package})
     _, lines = resolve(from_args(RunConfig, ["--preset", "good"]), data, CPU)
     assert lines[-1] == (

@@ -20,11 +20,11 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.training import speed
 from fusionzoo.training.speed import (
     CHOSEN,
-    Choice,
+    Measurement,
     Option,
     Settings,
+    SpeedChoice,
     Timing,
-    Trial,
     choose,
     worker_options,
 )
@@ -49,7 +49,7 @@ class Machine:
         once = self.once if settings != DEFAULTS else 0.0
         return Timing(self.cost(settings), once)
 
-    def choose(self, samples: int = 1_000_000, options: Any = OPTIONS) -> Choice:
+    def choose(self, samples: int = 1_000_000, options: Any = OPTIONS) -> SpeedChoice:
         return choose(DEFAULTS, options, self, samples=samples, clock=lambda: self.now)
 
 
@@ -129,8 +129,8 @@ def test_what_fails_is_not_chosen_and_said(error: Exception, note: str) -> None:
 
     choice = Machine(cost).choose()
     assert choice.settings == {"amp": "none", "num_workers": 4}
-    assert choice.trials[1] == Trial("amp", "bf16", None, note)
-    assert Choice.from_record(json.loads(json.dumps(choice.record))) == choice
+    assert choice.trials[1] == Measurement("amp", "bf16", None, note)
+    assert SpeedChoice.from_record(json.loads(json.dumps(choice.record))) == choice
 
 
 def test_what_the_user_set_is_not_measured() -> None:
@@ -162,12 +162,15 @@ IMAGES: dict[str, Any] = {
 }
 
 
-def forced(settings: Settings) -> Callable[..., Choice]:
+def forced(settings: Settings) -> Callable[..., SpeedChoice]:
     """A choice without a measurement."""
 
-    def chosen(defaults: Settings, *_: Any, **__: Any) -> Choice:
-        trials = [Trial("", None, 10.0, "the defaults"), Trial("amp", "bf16", 20.0, CHOSEN)]
-        return Choice({**defaults, **settings}, trials, 1.5)
+    def chosen(defaults: Settings, *_: Any, **__: Any) -> SpeedChoice:
+        trials = [
+            Measurement("", None, 10.0, "the defaults"),
+            Measurement("amp", "bf16", 20.0, CHOSEN),
+        ]
+        return SpeedChoice({**defaults, **settings}, trials, 1.5)
 
     return chosen
 
@@ -206,7 +209,7 @@ def test_a_chosen_precision_is_said_applied_and_taken_again_on_resume(
     same = fusionzoo.train(config=asked, out=str(tmp_path / "b"))
     assert run.metrics["test"] == same.metrics["test"]
 
-    def no_measuring(*_: Any, **__: Any) -> Choice:
+    def no_measuring(*_: Any, **__: Any) -> SpeedChoice:
         raise AssertionError("a resumed run measures nothing")
 
     monkeypatch.setattr(speed, "choose", no_measuring)

@@ -22,8 +22,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
     CLUSTERS,
     MOST_ROWS,
-    Fold,
-    Setup,
+    FoldFeatures,
+    PidInputs,
     advise_fusion,
     advise_model,
     interactions,
@@ -126,9 +126,9 @@ def _information(bench: Bench) -> Needs:
     return {"pid": [x.to_dict() for x in pairs], "advice": advise_fusion(pairs), "notes": notes}
 
 
-def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> Setup:
+def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> PidInputs:
     """Return what `pid` decomposes: the cached features and classes of all folds."""
-    return Setup(
+    return PidInputs(
         folds=[_fold(bench, number) for number in range(len(bench.folds))],
         classes=len(bench.classes),
         clusters=clusters,
@@ -137,11 +137,11 @@ def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> Setup
     )
 
 
-def _fold(bench: Bench, number: int) -> Fold:
+def _fold(bench: Bench, number: int) -> FoldFeatures:
     """Return the cached features and classes of a fold."""
     stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
     rows = bench.folds[number]
-    return Fold(
+    return FoldFeatures(
         features={name: x.pooled.double().numpy() for name, x in stored.items()},
         present={name: x.present.numpy() for name, x in stored.items()},
         target=bench.targets.numpy().astype(np.int64),

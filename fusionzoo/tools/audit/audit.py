@@ -36,10 +36,10 @@ from .checks import (
     unreadable,
 )
 from .copies import duplicates
-from .scan import SEVERITIES, Check, Describe, Finding, Report, Scan, scan_values
+from .scan import SEVERITIES, AuditReport, Check, Describe, Finding, Scan, scan_values
 
 if TYPE_CHECKING:
-    from .scan import Report
+    from .scan import AuditReport
 
 
 # Findings of equal severity are shown in this order.
@@ -76,7 +76,7 @@ def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Ref
 
 def audit(
     data: PairedDataset | Mapping[str, Any], *, threads: int | None = None, progress: bool = False
-) -> Report:
+) -> AuditReport:
     """Check a data set, or the data set of settings such as `{"name": "digits"}`.
 
     A `PairedDataset` was opened without errors, so nothing in it is refused. Files that no sample
@@ -106,7 +106,7 @@ def audit(
         seconds[check.__name__] = time.perf_counter() - start
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     facts = [table for describe in FACTS for table in describe(scan)]
-    return Report(scan=scan, findings=findings, facts=facts, seconds=seconds)
+    return AuditReport(scan=scan, findings=findings, facts=facts, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def _check(cfg: CheckConfig) -> int:
     return 0 if report.fit else UNFIT
 
 
-def print_report(report: Report) -> None:
+def print_report(report: AuditReport) -> None:
     """Print the findings as a table, and whether the data is fit."""
     from .page import NAMES
 

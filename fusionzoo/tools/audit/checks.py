@@ -17,7 +17,7 @@ from fusionzoo.datasets.media.arrays import file_of
 from fusionzoo.datasets.media.formats import SUFFIXES
 from fusionzoo.datasets.tables.paths import paths_in
 
-from .scan import Facts, Finding, Scan, Values, by_share, counted, normalised, singles
+from .scan import FactTable, Finding, Scan, Values, by_share, counted, normalised, singles
 
 SILENT = 1e-3  # of full scale, -60 dB: the peak below which a clip is silent
 BLANK = 1.0  # grey levels of 255: standard deviation of the pixels of a blank image
@@ -469,7 +469,7 @@ def _one_word_rules(texts: list[str], labels: list[str]) -> dict[str, tuple[str,
     return result
 
 
-def class_table(scan: Scan) -> Iterator[Facts]:
+def class_table(scan: Scan) -> Iterator[FactTable]:
     """Samples of each class by split, and how many of them lack each modality."""
     splits = scan.split_names
     missing = ~scan.dataset.present.numpy()
@@ -487,10 +487,10 @@ def class_table(scan: Scan) -> Iterator[Facts]:
         rates = [f"{missing[chosen, column].mean():.1%}" for column in range(missing.shape[1])]
         rows.append((title, *counts, *rates))
     header = ("class", *splits, *(f"{name} missing" for name in scan.dataset.modalities))
-    yield Facts("Samples by class and split, and missing values", header, tuple(rows))
+    yield FactTable("Samples by class and split, and missing values", header, tuple(rows))
 
 
-def length_tables(scan: Scan) -> Iterator[Facts]:
+def length_tables(scan: Scan) -> Iterator[FactTable]:
     """Histograms of text lengths, durations and image sizes."""
     for values in scan.values.values():
         for key, title in MEASURES.get(values.kind, ()):
@@ -498,11 +498,11 @@ def length_tables(scan: Scan) -> Iterator[Facts]:
                 yield _histogram(f"{values.name}: {title}", values.numbers[key])
 
 
-def _histogram(title: str, numbers: NDArray[np.float64]) -> Facts:
+def _histogram(title: str, numbers: NDArray[np.float64]) -> FactTable:
     """Count numbers in bins of equal width, or of equal ratio if they span more than 20 times."""
     low, high = float(numbers.min()), float(numbers.max())
     if low == high:
-        return Facts(title, ("range", "values"), ((_short(low), f"{len(numbers):,}"),))
+        return FactTable(title, ("range", "values"), ((_short(low), f"{len(numbers):,}"),))
     spread = low > 0 and high > 20 * low
     edges = np.geomspace(low, high, BINS + 1) if spread else np.linspace(low, high, BINS + 1)
     if (numbers % 1 == 0).all():
@@ -513,7 +513,7 @@ def _histogram(title: str, numbers: NDArray[np.float64]) -> Facts:
         (f"{_short(low)} to {'' if i == last else 'below '}{_short(high)}", f"{count:,}")
         for i, (low, high, count) in enumerate(zip(edges[:-1], edges[1:], counts, strict=True))
     ]
-    return Facts(title, ("range", "values"), tuple(rows))
+    return FactTable(title, ("range", "values"), tuple(rows))
 
 
 def _short(number: float) -> str:

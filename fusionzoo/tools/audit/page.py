@@ -16,7 +16,7 @@ from fusionzoo.html.samples import SIDE, Preview, show_sample
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 
-from .scan import Finding, Report, Scan
+from .scan import AuditReport, Finding, Scan
 
 PACKAGE = "fusionzoo.tools.audit"  # of the pages
 MAX_GROUPS = 12  # of a finding on the page
@@ -59,7 +59,7 @@ MAX_LINES = 5  # of a text
 INK, FAINT, MARK, PAPER, SOFT = "#1b1f24", "#5b6570", "#0072b2", "#ffffff", "#f3f5f7"
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: AuditReport, path: Path) -> None:
     """Write the page of an audit."""
     counts = Counter(finding.severity for finding in report.findings)
     dataset = report.scan.dataset
@@ -93,7 +93,7 @@ def _split_sizes(scan: Scan) -> list[tuple[str, int]]:
     return [(name or "no split", counts[name]) for name in names]
 
 
-def _finding(report: Report, finding: Finding) -> dict[str, Any]:
+def _finding(report: AuditReport, finding: Finding) -> dict[str, Any]:
     names = [finding.modality] if finding.modality in report.scan.dataset.modalities else None
     groups = [
         [

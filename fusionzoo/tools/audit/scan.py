@@ -388,7 +388,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Facts:
+class FactTable:
     """A table that describes the data, whatever is wrong with it."""
 
     title: str
@@ -397,12 +397,12 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class AuditReport:
     """The result of an audit."""
 
     scan: Scan
     findings: Sequence[Finding]
-    facts: Sequence[Facts]
+    facts: Sequence[FactTable]
     seconds: Mapping[str, float]  # by part of the audit
 
     @property
@@ -461,7 +461,7 @@ class Check(Protocol):
     def __call__(self, scan: Scan) -> Iterable[Finding]: ...
 
 
-Describe = Callable[[Scan], Iterable[Facts]]
+Describe = Callable[[Scan], Iterable[FactTable]]
 
 
 def by_share(count: int, total: int) -> Severity:

@@ -25,7 +25,7 @@ from fusionzoo.evaluation.geometry import (
 from fusionzoo.evaluation.retrieval import Relevance, RelevanceLabels, any_pair, retrieval_intervals
 from fusionzoo.evaluation.statistics import Interval, by_group, crossed
 
-from ..search.samples import Samples
+from ..search.samples import SearchedSamples
 from ..search.vectors import ALIGNED, VectorFile, unit
 
 MIN_ROWS = 2
@@ -54,7 +54,7 @@ class EmbeddedSample:
     targets: list[str | None]
     vectors: dict[str, Tensor]  # column -> (N, D)
     usable: dict[str, Tensor]  # column -> (N,) bool
-    samples: Samples
+    samples: SearchedSamples
     content: dict[str, Tensor] = field(default_factory=dict)  # modality -> codes (N,)
     groups: Tensor | None = None  # codes (N,)
 
@@ -87,7 +87,7 @@ def draw_rows(file: VectorFile, most: int, split: str = "all") -> NDArray[np.int
 
 
 def read_sample(
-    file: VectorFile, rows: NDArray[np.int64], samples: Samples, name: str
+    file: VectorFile, rows: NDArray[np.int64], samples: SearchedSamples, name: str
 ) -> EmbeddedSample:
     """Read some rows of every column of vectors, block by block."""
     vectors, usable = {}, {}
@@ -122,7 +122,7 @@ def _cells(file: VectorFile, column: str, rows: NDArray[np.int64]) -> list[Any]:
     return [cells[row] for row in rows.tolist()]
 
 
-def _relevance(samples: Samples, ids: list[str]) -> Relevance:
+def _relevance(samples: SearchedSamples, ids: list[str]) -> Relevance:
     """Return the relevance labels of samples, where the data can be opened and has these ids."""
     if samples.dataset is None or any(samples.row(sample_id) is None for sample_id in ids):
         return Relevance()

@@ -25,7 +25,7 @@ from fusionzoo.html.template import template
 from fusionzoo.plugins import load_plugins
 from fusionzoo.version import __version__
 
-from ..search.samples import Samples, open_samples
+from ..search.samples import SearchedSamples, open_samples
 from ..search.vectors import VectorFile, open_vectors, unit
 from .figures import (
     MIN_POINTS,
@@ -189,7 +189,7 @@ def embed_report(
     return report
 
 
-def _same_ids(first: EmbeddedSample, file: VectorFile, source: Samples) -> EmbeddedSample:
+def _same_ids(first: EmbeddedSample, file: VectorFile, source: SearchedSamples) -> EmbeddedSample:
     """Read the rows of another file that have the ids of the first."""
     rows = np.array(file.rows_of(first.ids), np.int64)
     order = np.argsort(rows)

@@ -38,7 +38,7 @@ from .attribution import (
     exact_shares,
     sampled_shares,
 )
-from .parts import PARTS, Items, Part, Parts, Place
+from .parts import PARTS, Part, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
@@ -264,7 +264,7 @@ class PartsExplainer:
         """Return what each part of a sample's value of a modality adds."""
         kind = self.kinds[name]
         if isinstance(value, list) and value and kind.method == "occlusion":
-            kind = Items(self.cfg.parts)
+            kind = SeveralItems(self.cfg.parts)
         places = kind.split(value)
 
         def score(values: Sequence[Any]) -> Tensor:

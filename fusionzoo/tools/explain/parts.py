@@ -190,7 +190,7 @@ class Steps(Parts):
 
 
 @parts_of("tabular")
-class Columns(Parts):
+class RowCells(Parts):
     """Cells of a row; those hidden come from other samples."""
 
     method = "shapley"
@@ -210,7 +210,7 @@ class Columns(Parts):
         return {name: other.get(name) if name in names else x for name, x in value.items()}
 
 
-class Items(Parts):
+class SeveralItems(Parts):
     """Several pictures or clips of one sample: each is a part, and is left out as a whole."""
 
     hidden_by = "each item is left out"

@@ -64,7 +64,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class ModalitySummary:
     """What holds over all samples, by modality."""
 
     samples: int
@@ -97,12 +97,12 @@ class Explanations(Sequence[Explanation]):
         return f"Explanations of {len(self):,} samples of {self.dataset.source}"
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> ModalitySummary:
         """Means and shares over the samples."""
         names, count = list(self.rows[0].modalities), len(self.rows)
         decisive = Counter(row.decisive for row in self.rows)
         with_it = {name: [row for row in self.rows if name in row.without] for name in names}
-        return Summary(
+        return ModalitySummary(
             samples=count,
             mean_size={n: sum(abs(x.modalities[n]) for x in self.rows) / count for n in names},
             decides={name: decisive[name] / count for name in names},

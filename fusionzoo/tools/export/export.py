@@ -27,7 +27,7 @@ from fusionzoo.progress import progress_bar
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts
-from .int8 import SAME, Cost, cost, quantise
+from .int8 import SAME, Int8Cost, cost, quantise
 from .runtime import FUSION, INT8, MODEL, OnnxModel
 
 PROGRAM = "model.pt2"
@@ -60,7 +60,7 @@ class Exported(NamedTuple):
 
     folder: Path
     difference: float  # from the model's answers, over max(1, the largest value)
-    int8: Cost | None
+    int8: Int8Cost | None
 
 
 def export_command(args: Sequence[str]) -> int:
@@ -96,7 +96,7 @@ def _arguments(model: FusionModel) -> str:
     return " ".join(f"{name}{words.get(kind, '=...')}" for name, kind in model.modalities.items())
 
 
-def _print_cost(loss: Cost) -> None:
+def _print_cost(loss: Int8Cost) -> None:
     same = loss.same
     print(
         f"int8    {same['mean']:.1%} [{same['low']:.1%}, {same['high']:.1%}] the same answers on"
@@ -202,7 +202,7 @@ def _write_parts(model: FusionModel, folder: Path) -> tuple[float, list[str]]:
     return worst, inputs
 
 
-def _write_int8(model: FusionModel, folder: Path, dataset: PairedDataset) -> Cost:
+def _write_int8(model: FusionModel, folder: Path, dataset: PairedDataset) -> Int8Cost:
     """Write the model with weights of one byte, or refuse it."""
     quantise(folder / MODEL, folder / INT8)
     sizes = {

@@ -142,7 +142,7 @@ class Size(NamedTuple):
         return Dim(self.name, min=max(1, self.least), max=self.most)
 
 
-class Layout(NamedTuple):
+class VaryingDims(NamedTuple):
     """Which dimensions of a modality's inputs vary between batches, beside the rows."""
 
     size: Size | None  # None: every row has one shape
@@ -186,7 +186,7 @@ def _inputs_of(encoder: Encoder, values: Sequence[Any]) -> dict[str, Tensor]:
     return dict(processor.collate([parts[0] for parts in items]))
 
 
-def layout_of(encoder: Encoder) -> Layout:
+def layout_of(encoder: Encoder) -> VaryingDims:
     """Find out which sizes vary, and within what bounds, from what the processor makes of short
     and long values."""
     draw = torch.Generator().manual_seed(0)
@@ -210,12 +210,12 @@ def layout_of(encoder: Encoder) -> Layout:
                 raise FusionZooError(f"{encoder.modality}: its inputs vary in unlike sizes")
             places[name], sizes = varying[0], lengths
     if not places:
-        return Layout(None, {})
+        return VaryingDims(None, {})
     least, most = min(sizes), sizes[-1] if sizes[-1] == sizes[-2] else None
-    return Layout(Size(f"{encoder.modality}_length", least, most), places)
+    return VaryingDims(Size(f"{encoder.modality}_length", least, most), places)
 
 
-def shapes_of(inputs: Mapping[str, Tensor], layout: Layout, batch: Any) -> dict[str, Any]:
+def shapes_of(inputs: Mapping[str, Tensor], layout: VaryingDims, batch: Any) -> dict[str, Any]:
     """Return the free dimensions of each input, for `torch.export`."""
     length = None if layout.size is None else layout.size.dim()
     return {
@@ -251,7 +251,7 @@ def batch_of(
     return batch
 
 
-def traced_batch(model: FusionModel, layouts: Mapping[str, Layout]) -> Batch:
+def traced_batch(model: FusionModel, layouts: Mapping[str, VaryingDims]) -> Batch:
     """Make the batch to trace, of lengths between the bounds: one at its bound may be frozen."""
     rows = presence(len(model.modalities), 1) * TRACED_ROWS
     for scale in TRACED:

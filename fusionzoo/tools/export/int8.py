@@ -70,7 +70,7 @@ def exact_nodes(graph: Any) -> list[str]:
     return sorted(search(["logits"], forward=False) | search(spectra, forward=True))
 
 
-class Cost(NamedTuple):
+class Int8Cost(NamedTuple):
     """What int8 changed on data that training did not read."""
 
     samples: int
@@ -86,7 +86,7 @@ class Cost(NamedTuple):
 
 def cost(
     model: FusionModel, exact: Tensor, int8: Tensor, labels: Sequence[Any], sizes: Mapping[str, int]
-) -> Cost:
+) -> Int8Cost:
     """Compare the outputs of both on the same rows: logits (N, K), or unit vectors (N, D)."""
     same = same_answers(model, exact, int8)
     accuracy = None
@@ -101,7 +101,7 @@ def cost(
             "int8": right[1].mean().item(),
             "difference": {"mean": mean, "low": mean - half, "high": mean + half},
         }
-    return Cost(len(exact), wilson(int(same.sum()), len(same)), accuracy, dict(sizes))
+    return Int8Cost(len(exact), wilson(int(same.sum()), len(same)), accuracy, dict(sizes))
 
 
 def same_answers(model: FusionModel, exact: Tensor, int8: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fusionzoo.files import write_text
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 
-from .samples import Samples
+from .samples import SearchedSamples
 
 MAX_VALUE = 60  # characters of a column's value on a card
 MAX_CELL = 60  # characters of a path or text in the table
@@ -41,7 +41,9 @@ class Found:
     method: str  # "exact", or the index with its measured recall
     searched: int  # rows that the filter left
     notes: list[str] = field(default_factory=list)
-    samples: Samples = field(default_factory=lambda: Samples(None), repr=False, compare=False)
+    samples: SearchedSamples = field(
+        default_factory=lambda: SearchedSamples(None), repr=False, compare=False
+    )
 
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)

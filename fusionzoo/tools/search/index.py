@@ -33,7 +33,7 @@ SCAN = 200_000  # rows; a filter that leaves fewer is answered exactly
 
 
 @dataclass(frozen=True)
-class About:
+class IndexFacts:
     """What an index was made of, and how it is searched."""
 
     column: str
@@ -57,7 +57,7 @@ class UnevenRowsError(FusionZooError):
 class Index:
     """An index that was built or read; `search` answers queries."""
 
-    def __init__(self, folder: Path, about: About) -> None:
+    def __init__(self, folder: Path, about: IndexFacts) -> None:
         self.about, faiss = about, import_faiss()
         try:
             self._cells = faiss.read_index(str(folder / "cells.faiss"))
@@ -142,7 +142,7 @@ def build_index(file: VectorFile, column: str, say: Any = print) -> Index:
             chosen = rows[(rows >= start) & (rows < start + BLOCK)]
             codes.add_with_ids(vectors[chosen], chosen)
         faiss.write_index(codes, str(partial / "cells.faiss"))
-        about = About(column, file.dims[column], file.state(), cells, cells, 1.0)
+        about = IndexFacts(column, file.dims[column], file.state(), cells, cells, 1.0)
         about = _choose_visits(Index(partial, about), rows)
         write_json(partial / "about.json", asdict(about))
     say(f"{about.cells:,} cells, {about.visited:,} visited: recall@10 {about.recall:.3f} on rows")
@@ -186,7 +186,7 @@ def _train(vectors: Any, rows: Any, cells: int) -> Any:
     return codes
 
 
-def _choose_visits(index: Index, rows: Any) -> About:
+def _choose_visits(index: Index, rows: Any) -> IndexFacts:
     """Raise the number of cells to visit by halves until the neighbours of rows are found."""
     chosen = np.random.default_rng(1).choice(rows, min(TRIALS, len(rows)), replace=False)
     queries = torch.from_numpy(index.vectors[chosen])
@@ -200,14 +200,14 @@ def _choose_visits(index: Index, rows: Any) -> About:
         recall = float((hits & others).sum() / max(1, int(others.sum())))
         if recall >= RECALL or visited >= index.about.cells:
             about = index.about
-            return About(about.column, about.dim, about.file, about.cells, visited, recall)
+            return IndexFacts(about.column, about.dim, about.file, about.cells, visited, recall)
         visited = min(visited + max(1, visited // 2), index.about.cells)
 
 
-def _read(folder: Path) -> About | None:
+def _read(folder: Path) -> IndexFacts | None:
     """Return what an index was made of; None if it is missing or of another format."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        return About(**about) if about.get("format") == FORMAT else None
+        return IndexFacts(**about) if about.get("format") == FORMAT else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None

@@ -21,7 +21,7 @@ from fusionzoo.plugins import load_plugins
 from .vectors import VectorFile
 
 
-class Samples:
+class SearchedSamples:
     """The data set that was embedded; `problem` says why it cannot be opened."""
 
     def __init__(self, dataset: PairedDataset | None, problem: str = "") -> None:
@@ -64,7 +64,9 @@ class Samples:
         return self.dataset.table[name].combine_chunks().take(places)
 
 
-def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str] = ()) -> Samples:
+def open_samples(
+    file: VectorFile, data: Any = None, plugins: str | Sequence[str] = ()
+) -> SearchedSamples:
     """Open the data that a file was made of: `data` if given, else what its metadata names."""
     settings: Mapping[str, Any] = {}
     try:
@@ -76,15 +78,17 @@ def open_samples(file: VectorFile, data: Any = None, plugins: str | Sequence[str
             data = read_data(data)
             dataset = in_memory(data)
             if dataset is not None:
-                return Samples(dataset)
+                return SearchedSamples(dataset)
             settings = data_settings(data)
         else:
             settings = recorded
             if settings.get("name") in (None, "", IN_MEMORY):
-                return Samples(None, "the file does not name its data: --data says where it is")
+                return SearchedSamples(
+                    None, "the file does not name its data: --data says where it is"
+                )
         load_plugins(plugins)
-        return Samples(open_dataset(dict(settings), {}))
+        return SearchedSamples(open_dataset(dict(settings), {}))
     except (FusionZooError, OSError) as error:
         if data:
             raise
-        return Samples(None, f"its data cannot be opened: {one_line(error)}")
+        return SearchedSamples(None, f"its data cannot be opened: {one_line(error)}")

@@ -32,13 +32,13 @@ from .query import (
     open_model,
     query_from_rows,
 )
-from .samples import Samples, open_samples
+from .samples import SearchedSamples, open_samples
 from .vectors import (
     ALIGNED,
     BLOCK,
-    Block,
     PartsOfRows,
     Scale,
+    VectorBlock,
     VectorFile,
     nearest,
     open_vectors,
@@ -83,7 +83,7 @@ class Searcher:
         self.indexed |= method == "auto" and self.file.rows > MAX_EXACT
         self.stream, self.say, self._plugins, self._data = stream, say, plugins, data
         self._model_source, self._model = model, None if isinstance(model, str) else model
-        self._samples: Samples | None = None
+        self._samples: SearchedSamples | None = None
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
         self._indexes: dict[str, Index | None] = {}  # None: exact search instead
         self._parts: PartsOfRows | None = None
@@ -96,7 +96,7 @@ class Searcher:
         return self._model
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> SearchedSamples:
         """The data behind the rows, opened when it is first needed."""
         if self._samples is None:
             self._samples = open_samples(self.file, self._data, self._plugins)
@@ -281,10 +281,10 @@ class Searcher:
         return f"index, recall@10 {about.recall:.3f} measured on rows of the file"
 
 
-def tensor_blocks(vectors: Tensor, usable: Tensor) -> Iterator[Block]:
+def tensor_blocks(vectors: Tensor, usable: Tensor) -> Iterator[VectorBlock]:
     """Yield a matrix in memory in blocks, without a copy."""
     for start in range(0, len(vectors), BLOCK):
-        yield Block(start, vectors[start : start + BLOCK], usable[start : start + BLOCK])
+        yield VectorBlock(start, vectors[start : start + BLOCK], usable[start : start + BLOCK])
 
 
 def search(

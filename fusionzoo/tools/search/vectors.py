@@ -29,7 +29,7 @@ NEAR = 0.99  # quantile of the cosines that has a score of 1; the median has 0
 COPIED = 0.25  # of a block: where fewer rows are allowed, comparing all of them would take longer
 
 
-class Block(NamedTuple):
+class VectorBlock(NamedTuple):
     """Consecutive rows of a column of vectors."""
 
     start: int  # row of the first
@@ -61,12 +61,12 @@ class VectorFile:
         modality = name.removeprefix(f"{ALIGNED}_")
         return modality if f"present_{modality}" in self.columns else ""
 
-    def blocks(self, name: str, size: int = READ) -> Iterator[Block]:
+    def blocks(self, name: str, size: int = READ) -> Iterator[VectorBlock]:
         """Yield the vectors of a column in blocks, so that memory does not grow with the file."""
         self.check_column(name)
         start = 0
         for batch in self.batches(self._needed(name), size):
-            yield Block(start, *self._decode(batch, name))
+            yield VectorBlock(start, *self._decode(batch, name))
             start += len(batch)
 
     def matrix(self, name: str) -> tuple[Tensor, Tensor]:
@@ -327,7 +327,7 @@ def _quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
 
 
 def nearest(
-    blocks: Iterable[Block],
+    blocks: Iterable[VectorBlock],
     queries: Tensor,
     k: int,
     allowed: Tensor | None = None,
@@ -382,8 +382,8 @@ def _keep(cosines: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def array_blocks(
     vectors: NDArray[np.float32], usable: NDArray[np.bool_], size: int
-) -> Iterable[Block]:
+) -> Iterable[VectorBlock]:
     """Yield an array, or a file that is mapped copy-on-write, in blocks without a copy."""
     for start in range(0, len(vectors), size):
         rows = slice(start, start + size)
-        yield Block(start, torch.from_numpy(vectors[rows]), torch.from_numpy(usable[rows]))
+        yield VectorBlock(start, torch.from_numpy(vectors[rows]), torch.from_numpy(usable[rows]))

@@ -30,7 +30,7 @@ from fusionzoo.tools.search.query import FUSED, choose_column, query_vector
 from fusionzoo.tools.search.search import Searcher
 from fusionzoo.version import __version__
 
-from .intake import MEDIA, Body, BodyBudget, Limits, Refusal, raw_sample
+from .intake import MEDIA, Body, BodyBudget, RefusedRequest, RequestLimits, raw_sample
 
 _log = logging.getLogger("fusionzoo.serve")
 ROUTES = ("/predict", "/embed", "/search", "/health", "/metrics", "/openapi.json")
@@ -96,7 +96,9 @@ class Batcher:
         try:
             self.queue.put_nowait((row, future))
         except asyncio.QueueFull:
-            raise Refusal(503, "too many requests wait: try again", Retry_After="1") from None
+            raise RefusedRequest(
+                503, "too many requests wait: try again", Retry_After="1"
+            ) from None
         return await future
 
     async def work(self) -> None:
@@ -147,7 +149,11 @@ class Service:
     """A model, ready to answer: decodes in some threads, runs in one."""
 
     def __init__(
-        self, model: FusionModel, searcher: Searcher | None, limits: Limits, batching: Batching
+        self,
+        model: FusionModel,
+        searcher: Searcher | None,
+        limits: RequestLimits,
+        batching: Batching,
     ) -> None:
         self.model, self.searcher, self.limits = model.eval(), searcher, limits
         self.answers = bool(model.classes or model.targets)
@@ -175,7 +181,7 @@ class Service:
                 body.release()
                 return await self.batcher.answer(row), list(row[0].values)
         except TimeoutError:
-            raise Refusal(503, "no answer in time: try again", Retry_After="1") from None
+            raise RefusedRequest(503, "no answer in time: try again", Retry_After="1") from None
         finally:
             self.batcher.coming -= is_coming
             body.release()
@@ -188,7 +194,7 @@ class Service:
             row = self.collate.prepare(sample)
             self.collate.join([row])
         except (FusionZooError, OverflowError) as error:
-            raise Refusal(422, one_line(error).replace("<bytes>", "the file")) from None
+            raise RefusedRequest(422, one_line(error).replace("<bytes>", "the file")) from None
         present = {name: value for name, value in sample.values.items() if value is not None}
         return sample._replace(values=present), row[1]
 
@@ -213,7 +219,7 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """Answer one sample; `?weights=true` adds how much each modality counted."""
         if not self.answers:
-            raise Refusal(404, "this model was trained without a target: /embed")
+            raise RefusedRequest(404, "this model was trained without a target: /embed")
         answer, _ = await self.ask(request)
         shares = (
             {"weights": answer.weights} if request.query_params.get("weights") == "true" else {}
@@ -226,13 +232,15 @@ class Service:
         names = request.query_params.get("columns", FUSED).split(",")
         if unknown := [name for name in names if name not in answer.vectors]:
             known = ", ".join(answer.vectors)
-            raise Refusal(422, f"no vectors {unknown[0]!r:.60}; there are {known}")
+            raise RefusedRequest(422, f"no vectors {unknown[0]!r:.60}; there are {known}")
         return self._answered({"vectors": {name: answer.vectors[name].tolist() for name in names}})
 
     async def search(self, request: Request) -> Response:
         """Return the rows of the index nearest to a sample: `?k=10&by=fused&where=...`."""
         if self.searcher is None:
-            raise Refusal(404, "there is no index: fusionzoo serve MODEL --index emb.parquet")
+            raise RefusedRequest(
+                404, "there is no index: fusionzoo serve MODEL --index emb.parquet"
+            )
         answer, names = await self.ask(request)
         query, loop = request.query_params, asyncio.get_running_loop()
         found = await loop.run_in_executor(self.searches, self._nearest, answer, names, query)
@@ -254,16 +262,16 @@ class Service:
         assert self.searcher is not None
         k = query.get("k", "10")
         if not names:
-            raise Refusal(422, "nothing to search for: the sample is empty")
+            raise RefusedRequest(422, "nothing to search for: the sample is empty")
         if not k.isdecimal() or not 1 <= int(k[:9]) <= MOST_HITS:
-            raise Refusal(422, f"k={k:.20}: give a number from 1 to {MOST_HITS:,}")
+            raise RefusedRequest(422, f"k={k:.20}: give a number from 1 to {MOST_HITS:,}")
         try:
             column = choose_column(self.searcher.file, query.get("by", ""), names)
             vector = query_vector(self.model, answer.vectors, names, column)
             where = query.get("where", "")
             found = self.searcher.search(vector=vector, by=column, k=int(k), where=where)
         except FusionZooError as error:
-            raise Refusal(422, one_line(error)) from None
+            raise RefusedRequest(422, one_line(error)) from None
         hits = [{"rank": x.rank, "id": x.id, "cosine": x.cosine, **x.columns} for x in found]
         return {"column": column, "searched": found.searched, "hits": hits}
 
@@ -292,7 +300,7 @@ def create_app(service: Service, token: str) -> FastAPI:
         app.post(f"/{route.__name__}", openapi_extra=body)(route)
     app.get("/health")(service.health)
     app.get("/metrics")(service.metrics)
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RefusedRequest, _refused)
     app.add_middleware(Gate, service=service, token=token)
     if not token:  # no page of another site reaches this machine through a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL))
@@ -300,7 +308,7 @@ def create_app(service: Service, token: str) -> FastAPI:
 
 
 async def _refused(request: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RefusedRequest)
     headers = {name.replace("_", "-"): value for name, value in refusal.headers.items()}
     if refusal.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not read

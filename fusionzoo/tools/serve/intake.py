@@ -36,7 +36,7 @@ MEDIA = ("image", "audio")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What one request may hold, and how long it may take."""
 
     bytes: int  # of the body
@@ -47,7 +47,7 @@ class Limits:
     timeout: float  # s for the body to arrive, and again for its answer
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """An answer with an error status, and a sentence that says what to change."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
@@ -64,7 +64,7 @@ class BodyBudget:
     def take(self, count: int) -> None:
         """Reserve bytes, or refuse the request for now."""
         if count > self.left:
-            raise Refusal(503, "too many large requests at once: try again", Retry_After="1")
+            raise RefusedRequest(503, "too many large requests at once: try again", Retry_After="1")
         self.left -= count
 
     def give_back(self, count: int) -> None:
@@ -75,7 +75,7 @@ class BodyBudget:
 class Body:
     """A request's body, read within the limits; `release` it when the sample is decoded."""
 
-    def __init__(self, request: Request, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(self, request: Request, limits: RequestLimits, budget: BodyBudget) -> None:
         self.request, self.limits, self.budget, self.size = request, limits, budget, 0
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -90,8 +90,8 @@ class Body:
             self.size += len(chunk)
             yield chunk
 
-    def _too_long(self) -> Refusal:
-        return Refusal(413, f"the body is longer than {self.limits.bytes:,} bytes")
+    def _too_long(self) -> RefusedRequest:
+        return RefusedRequest(413, f"the body is longer than {self.limits.bytes:,} bytes")
 
     def release(self) -> None:
         """Give the bytes back to the budget."""
@@ -108,10 +108,12 @@ class Body:
                 if kind == "application/json":
                     return b"".join([chunk async for chunk in self.chunks()])
         except TimeoutError:
-            raise Refusal(408, f"the body took longer than {self.limits.timeout:g} s") from None
+            raise RefusedRequest(
+                408, f"the body took longer than {self.limits.timeout:g} s"
+            ) from None
         except ClientDisconnect:
-            raise Refusal(400, "the client left") from None
-        raise Refusal(415, f"content type {kind!r}: application/json or multipart/form-data")
+            raise RefusedRequest(400, "the client left") from None
+        raise RefusedRequest(415, f"content type {kind!r}: application/json or multipart/form-data")
 
     async def _read_parts(self) -> list[tuple[str, str | bytes]]:
         parser = _Parser(
@@ -124,10 +126,14 @@ class Body:
         try:
             form = await parser.parse()
         except (MultiPartException, KeyError, ValueError) as error:
-            raise Refusal(400, f"the multipart body cannot be read: {one_line(error)}") from None
+            raise RefusedRequest(
+                400, f"the multipart body cannot be read: {one_line(error)}"
+            ) from None
         try:
             if not parser.is_whole:
-                raise Refusal(400, "the multipart body is cut off: its last boundary is missing")
+                raise RefusedRequest(
+                    400, "the multipart body is cut off: its last boundary is missing"
+                )
             return [
                 (name, await value.read() if isinstance(value, UploadFile) else value)
                 for name, value in form.multi_items()
@@ -147,7 +153,7 @@ class _Parser(MultiPartParser):
 
 
 def raw_sample(
-    body: bytes | Sequence[tuple[str, str | bytes]], kinds: Mapping[str, str], limits: Limits
+    body: bytes | Sequence[tuple[str, str | bytes]], kinds: Mapping[str, str], limits: RequestLimits
 ) -> dict[str, Any]:
     """Return the values of a body by modality, as `FusionModel.sample` takes them.
 
@@ -157,7 +163,7 @@ def raw_sample(
     sample, pixels, seconds = {}, 0, 0.0
     for name, value in values.items():
         if name not in kinds:
-            raise Refusal(
+            raise RefusedRequest(
                 422,
                 f"the model has no modality {name!r:.60}.{did_you_mean(name[:60], kinds)} It reads:"
                 f" {', '.join(kinds)}",
@@ -172,13 +178,13 @@ def raw_sample(
                 else:
                     seconds += _seconds(data)
                 if pixels > limits.pixels:
-                    raise Refusal(413, f"more than {limits.pixels:,} pixels")
+                    raise RefusedRequest(413, f"more than {limits.pixels:,} pixels")
                 if seconds > limits.seconds:
-                    raise Refusal(413, f"more than {limits.seconds:g} s of sound")
-        except Refusal as refusal:
-            raise Refusal(refusal.status, f"{name}: {refusal.message}") from None
+                    raise RefusedRequest(413, f"more than {limits.seconds:g} s of sound")
+        except RefusedRequest as refusal:
+            raise RefusedRequest(refusal.status, f"{name}: {refusal.message}") from None
         except FusionZooError as error:
-            raise Refusal(422, f"{name}: {error}") from None
+            raise RefusedRequest(422, f"{name}: {error}") from None
     return {
         name: value[0] if kinds[name] in MEDIA and len(value) == 1 else value
         for name, value in sample.items()
@@ -189,9 +195,11 @@ def _of_json(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body cannot be read as JSON: {one_line(error):.200}") from None
+        raise RefusedRequest(
+            400, f"the body cannot be read as JSON: {one_line(error):.200}"
+        ) from None
     if not isinstance(values, dict):
-        raise Refusal(422, "the body must be a JSON object: a value for each modality")
+        raise RefusedRequest(422, "the body must be a JSON object: a value for each modality")
     return values
 
 
@@ -209,33 +217,35 @@ def _of_parts(parts: Sequence[tuple[str, str | bytes]], kinds: Mapping[str, str]
             values.setdefault(name, []).append(data)
             continue
         if name in values:
-            raise Refusal(422, f"{name!r:.60} occurs twice")
+            raise RefusedRequest(422, f"{name!r:.60} occurs twice")
         try:
             text = part.decode() if isinstance(part, bytes) else part
             values[name] = text if kind == "text" else json.loads(text, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise Refusal(422, f"{name!r:.60} cannot be read: {one_line(error):.200}") from None
+            raise RefusedRequest(
+                422, f"{name!r:.60} cannot be read: {one_line(error):.200}"
+            ) from None
     return values
 
 
-def _of_kind(kind: str, value: Any, limits: Limits) -> Any:
+def _of_kind(kind: str, value: Any, limits: RequestLimits) -> Any:
     """Check a value's type; of pictures and sounds return a list of their bytes."""
     if kind in MEDIA:
         items = value if isinstance(value, list) else [value]
         if not 1 <= len(items) <= limits.items:
-            raise Refusal(413, f"{len(items)} items; 1 to {limits.items} are read")
+            raise RefusedRequest(413, f"{len(items)} items; 1 to {limits.items} are read")
         return [_bytes_of(item, kind) for item in items]
     if kind == "text":
         if not isinstance(value, str):
-            raise Refusal(422, "expected text")
+            raise RefusedRequest(422, "expected text")
         if len(value) > limits.characters:
-            raise Refusal(413, f"more than {limits.characters:,} characters")
+            raise RefusedRequest(413, f"more than {limits.characters:,} characters")
     elif kind == "tabular":
         is_cell = (str, int, float, bool, type(None))
         if not isinstance(value, dict) or not all(isinstance(x, is_cell) for x in value.values()):
-            raise Refusal(422, "expected an object of cells by column, such as {'age': 31}")
+            raise RefusedRequest(422, "expected an object of cells by column, such as {'age': 31}")
     elif not _is_array(value, 1 if kind == "vector" else 2):
-        raise Refusal(
+        raise RefusedRequest(
             422, f"expected a {'list' if kind == 'vector' else 'list of lists'} of numbers"
         )
     return value
@@ -259,11 +269,13 @@ def _bytes_of(item: Any, kind: str) -> bytes:
         try:
             data = base64.b64decode(item["base64"], validate=True)
         except (binascii.Error, ValueError):
-            raise Refusal(422, "it is no base64") from None
+            raise RefusedRequest(422, "it is no base64") from None
     else:
-        raise Refusal(422, f"expected the {kind}'s bytes: {{'base64': '...'}}, or a multipart file")
+        raise RefusedRequest(
+            422, f"expected the {kind}'s bytes: {{'base64': '...'}}, or a multipart file"
+        )
     if not data:
-        raise Refusal(422, "it is empty")
+        raise RefusedRequest(422, "it is empty")
     return data
 
 
@@ -275,9 +287,9 @@ def _pixels(data: bytes) -> int:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise Refusal(413, "it has too many pixels") from None
+        raise RefusedRequest(413, "it has too many pixels") from None
     except Exception:
-        raise Refusal(422, "it is no PNG, JPEG, WEBP, GIF, BMP or TIFF") from None
+        raise RefusedRequest(422, "it is no PNG, JPEG, WEBP, GIF, BMP or TIFF") from None
     check_image(width, height, "the picture")
     return width * height
 
@@ -290,13 +302,13 @@ def _seconds(data: bytes) -> float:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             kind, rate, frames, channels = file.format, file.samplerate, file.frames, file.channels
     except Exception:
-        raise Refusal(422, "it is no WAV, FLAC, OGG or MP3") from None
+        raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3") from None
     if kind not in SAMPLE_FORMATS:
-        raise Refusal(422, "it is no WAV, FLAC, OGG or MP3")
+        raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3")
     if rate not in RATES:
-        raise Refusal(422, f"{rate:,} Hz is none of {', '.join(map(str, RATES))}")
+        raise RefusedRequest(422, f"{rate:,} Hz is none of {', '.join(map(str, RATES))}")
     if channels > MOST_CHANNELS:
-        raise Refusal(422, f"{channels} channels; at most {MOST_CHANNELS} are read")
+        raise RefusedRequest(422, f"{channels} channels; at most {MOST_CHANNELS} are read")
     if frames < 0:
-        raise Refusal(422, "its header does not say how long it is")
+        raise RefusedRequest(422, "its header does not say how long it is")
     return float(frames * channels / min(rate, USUAL_RATE))

@@ -115,7 +115,7 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
         raise FusionZooError(f"the token has {len(token)} characters; at least {SHORTEST_TOKEN}")
     try:
         from .app import Batching, Service, create_app
-        from .intake import Limits
+        from .intake import RequestLimits
     except ImportError as error:
         raise FusionZooError("serve needs pip install 'fusionzoo[serve]'") from error
     if model is None:
@@ -128,7 +128,7 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
     searcher = Searcher(cfg.index, model=model, plugins=cfg.plugins) if cfg.index else None
     if searcher is not None:
         _ = searcher.model  # checks that it is the one that embedded the file
-    limits = Limits(
+    limits = RequestLimits(
         bytes=int(cfg.megabytes * 1e6),
         pixels=int(cfg.megapixels * 1e6),
         seconds=cfg.seconds,
