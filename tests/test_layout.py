@@ -8,6 +8,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -184,6 +185,41 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     has_docstring = ast.get_docstring(function) is not None and len(function.body) > 1
     first = function.body[1 if has_docstring else 0]
     return (function.end_lineno or 0) - first.lineno + 1
+
+
+def test_constants_stand_before_functions() -> None:
+    """But for those that need something which is defined in the same module."""
+    late = [
+        f"{module}: {name}"
+        for module, text in sources().items()
+        for name in late_constants(ast.parse(text))
+    ]
+    assert late == []
+
+
+def late_constants(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that are set after a definition, though they need no name set after it."""
+    below: set[str] = set()  # what is defined, or needs what is defined
+    defined = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+    for node in tree.body:
+        if isinstance(node, defined):
+            below.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and below and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [x.id for x in targets if isinstance(x, ast.Name)]
+            if below & {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}:
+                below.update(names)
+            else:
+                yield from names
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, text in sources().items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:

@@ -172,7 +172,7 @@ def fetch(folder: Path | None = None) -> Path:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Strokes:
     """The strokes of a character: outlines as SVG paths, and medians (points, 2), y upwards."""
 
     outlines: list[str]
@@ -180,14 +180,14 @@ class Drawing:
     of_radical: frozenset[int]  # numbers of the strokes that belong to the radical
 
 
-def read_strokes(folder: Path) -> dict[str, Drawing]:
+def read_strokes(folder: Path) -> dict[str, Strokes]:
     """Read the drawing of each character from the files of hanzi-writer-data."""
     drawings = {}
     for path in sorted(folder.glob("?.json")):
         stored = json.loads(path.read_text(encoding="utf-8"))
         medians = [np.array(points, float) for points in stored["medians"]]
         numbers = frozenset(stored.get("radStrokes", ()))
-        drawings[path.stem] = Drawing(stored["strokes"], medians, numbers)
+        drawings[path.stem] = Strokes(stored["strokes"], medians, numbers)
     return drawings
 
 
@@ -212,7 +212,7 @@ def _character(code: str) -> str:
 # ---- building
 
 
-def build(drawings: Mapping[str, Drawing], unihan: Mapping[str, Mapping[str, str]]) -> pa.Table:
+def build(drawings: Mapping[str, Strokes], unihan: Mapping[str, Mapping[str, str]]) -> pa.Table:
     """Return the table of samples: the characters that can be asked for, in order of code."""
     glosses = {c: gloss for c in sorted(drawings) if (gloss := _gloss(drawings[c], unihan.get(c)))}
     radicals = {c: _radical(unihan[c])[0] for c in glosses}
@@ -244,7 +244,7 @@ def build(drawings: Mapping[str, Drawing], unihan: Mapping[str, Mapping[str, str
     return pa.table(columns)
 
 
-def _gloss(drawing: Drawing, properties: Mapping[str, str] | None) -> str:
+def _gloss(drawing: Strokes, properties: Mapping[str, str] | None) -> str:
     """Return a character's gloss; empty if the character cannot be used."""
     if not properties or not {"kDefinition", "kRSUnicode"} <= properties.keys():
         return ""
@@ -260,10 +260,10 @@ def _radical(properties: Mapping[str, str]) -> tuple[int, int]:
     return int(radical.rstrip("'")), int(strokes)
 
 
-def _without_radical(drawing: Drawing) -> Drawing:
+def _without_radical(drawing: Strokes) -> Strokes:
     remaining = [i for i in range(len(drawing.outlines)) if i not in drawing.of_radical]
     outlines, medians = drawing.outlines, drawing.medians
-    return Drawing([outlines[i] for i in remaining], [medians[i] for i in remaining], frozenset())
+    return Strokes([outlines[i] for i in remaining], [medians[i] for i in remaining], frozenset())
 
 
 def name_of_radical(number: int) -> str:

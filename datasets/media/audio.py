@@ -138,7 +138,7 @@ def take_handle(source: Path | bytes) -> Any:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """How a format of chunks (name, length, contents) stores samples."""
 
     form: str = "<I"  # of a length, as `struct` has it
@@ -157,11 +157,11 @@ class Layout:
         return end + -end % self.multiple
 
 
-WAVE64 = Layout("<Q", 40, 16, bytes.fromhex("64617461f3acd3118cd100c04f8edb8a"), 0, True, 8)
+WAVE64 = ChunkLayout("<Q", 40, 16, bytes.fromhex("64617461f3acd3118cd100c04f8edb8a"), 0, True, 8)
 LAYOUTS = {
-    **dict.fromkeys((b"RIFF", b"RF64", b"BW64"), Layout()),
-    b"RIFX": Layout(">I"),
-    b"FORM": Layout(">I", samples=b"SSND", extra=8),  # AIFF
+    **dict.fromkeys((b"RIFF", b"RF64", b"BW64"), ChunkLayout()),
+    b"RIFX": ChunkLayout(">I"),
+    b"FORM": ChunkLayout(">I", samples=b"SSND", extra=8),  # AIFF
     b"riff": WAVE64,
 }
 
@@ -175,7 +175,7 @@ class Extent:
     field: int  # position of the length in the header
     form: str  # of the length, as `struct` has it
     counted: int = 0  # bytes before the samples that the length includes
-    layout: Layout | None = None
+    layout: ChunkLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _find_extent(file: BinaryIO, head: bytes, size: int) -> Extent | None:
 
 
 def _chunks(
-    file: BinaryIO, head: bytes, layout: Layout, position: int, size: int
+    file: BinaryIO, head: bytes, layout: ChunkLayout, position: int, size: int
 ) -> Iterator[tuple[int, bytes, int]]:
     """Yield position, name and length of each chunk, whose length may exceed the file."""
     while position + layout.header <= size:
@@ -260,7 +260,7 @@ def _chunks(
         position = layout.padded(position + layout.header + contents)
 
 
-def _are_chunks(file: BinaryIO, layout: Layout | None, end: int, size: int) -> bool:
+def _are_chunks(file: BinaryIO, layout: ChunkLayout | None, end: int, size: int) -> bool:
     """Return whether what follows the samples, to the file's end, are chunks and no samples."""
     if layout is None:
         return False

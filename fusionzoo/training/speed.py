@@ -63,7 +63,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class TimedSetting:
     """A measured value."""
 
     setting: str  # empty: the defaults
@@ -77,7 +77,7 @@ class SpeedChoice:
     """The chosen settings, and what was measured."""
 
     settings: Settings
-    trials: list[Measurement] = field(default_factory=list)
+    trials: list[TimedSetting] = field(default_factory=list)
     seconds: float = 0.0  # that measuring took
 
     @property
@@ -88,7 +88,7 @@ class SpeedChoice:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> SpeedChoice:
         """Return a choice that was stored."""
-        trials = [Measurement(**trial) for trial in record["trials"]]
+        trials = [TimedSetting(**trial) for trial in record["trials"]]
         return cls(dict(record["settings"]), trials, record["seconds"])
 
 
@@ -111,17 +111,17 @@ def choose(
     measure(defaults)  # files are read and kernels chosen: not counted
     best, timing = dict(defaults), measure(defaults)
     budget = min(LONGEST, SHARE * samples * timing.seconds)
-    trials = [Measurement("", None, 1 / timing.seconds, "the defaults")]
+    trials = [TimedSetting("", None, 1 / timing.seconds, "the defaults")]
     for option in options:
         for value in option.values:
             left = budget - (clock() - start)
             if budget < SHORTEST or left < max(option.takes, 0.0):
-                trials.append(Measurement(option.setting, value, None, "no time to measure it"))
+                trials.append(TimedSetting(option.setting, value, None, "no time to measure it"))
                 continue
             settings = {**best, option.setting: value}
             measured, note = _compare(settings, best, timing, measure, samples)
             rate = None if measured is None else 1 / measured.seconds
-            trials.append(Measurement(option.setting, value, rate, note))
+            trials.append(TimedSetting(option.setting, value, rate, note))
             if measured is None or note != CHOSEN:
                 break
             best, timing = settings, measured

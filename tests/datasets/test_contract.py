@@ -89,7 +89,7 @@ def write_hanzi(root: Path) -> None:
     for number in range(120):
         medians = [row.reshape(2, 2) for row in DRAW.integers(0, 900, (3, 4)).astype(float)]
         outlines = ["M {} {} L {} {} Z".format(*median.ravel()) for median in medians]
-        drawings[chr(0x4E00 + number)] = hanzi.Drawing(outlines, medians, frozenset([0]))
+        drawings[chr(0x4E00 + number)] = hanzi.Strokes(outlines, medians, frozenset([0]))
         radical = {"kRSUnicode": f"{85 if number % 2 else 9}.2"}
         unihan[chr(0x4E00 + number)] = {"kDefinition": f"gloss {number}", **radical}
     root.mkdir()

@@ -22,12 +22,12 @@ from fusionzoo.errors import FusionZooError
 BAR = "M 100 {0} L 900 {0} L 900 {1} L 100 {1} Z"
 
 
-def drawing(*of_radical: int, strokes: int = 3) -> hanzi.Drawing:
+def drawing(*of_radical: int, strokes: int = 3) -> hanzi.Strokes:
     """Horizontal strokes from the top down."""
     heights = [800 - 300 * number for number in range(strokes)]
     outlines = [BAR.format(y + 40, y - 40) for y in heights]
     medians = [np.array([[100.0, y], [900, y]]) for y in heights]
-    return hanzi.Drawing(outlines, medians, frozenset(of_radical))
+    return hanzi.Strokes(outlines, medians, frozenset(of_radical))
 
 
 def properties(radical: str, gloss: str, **others: str) -> dict[str, str]:
@@ -35,7 +35,7 @@ def properties(radical: str, gloss: str, **others: str) -> dict[str, str]:
 
 
 def built(
-    monkeypatch: pytest.MonkeyPatch, characters: Mapping[str, tuple[hanzi.Drawing, dict[str, str]]]
+    monkeypatch: pytest.MonkeyPatch, characters: Mapping[str, tuple[hanzi.Strokes, dict[str, str]]]
 ) -> dict[str, list[Any]]:
     monkeypatch.setattr(hanzi, "MIN_CLASS_SIZE", 1)
     table = hanzi.build(

@@ -25,7 +25,7 @@ from fusionzoo.tools.audit.page import NAMES
 from fusionzoo.tools.audit.scan import (
     MAX_SHINGLES,
     PERMUTATIONS,
-    Scan,
+    ScannedData,
     measure_array,
     measure_audio,
     minhash,
@@ -393,5 +393,5 @@ def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path:
     with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
         from fusionzoo.tools.audit.page import write_contact_sheet
 
-        scan: Scan = planted[2].scan
+        scan: ScannedData = planted[2].scan
         write_contact_sheet(scan, [0], tmp_path / "sheet.pdf")

@@ -20,10 +20,10 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.training import speed
 from fusionzoo.training.speed import (
     CHOSEN,
-    Measurement,
     Option,
     Settings,
     SpeedChoice,
+    TimedSetting,
     Timing,
     choose,
     worker_options,
@@ -129,7 +129,7 @@ def test_what_fails_is_not_chosen_and_said(error: Exception, note: str) -> None:
 
     choice = Machine(cost).choose()
     assert choice.settings == {"amp": "none", "num_workers": 4}
-    assert choice.trials[1] == Measurement("amp", "bf16", None, note)
+    assert choice.trials[1] == TimedSetting("amp", "bf16", None, note)
     assert SpeedChoice.from_record(json.loads(json.dumps(choice.record))) == choice
 
 
@@ -167,8 +167,8 @@ def forced(settings: Settings) -> Callable[..., SpeedChoice]:
 
     def chosen(defaults: Settings, *_: Any, **__: Any) -> SpeedChoice:
         trials = [
-            Measurement("", None, 10.0, "the defaults"),
-            Measurement("amp", "bf16", 20.0, CHOSEN),
+            TimedSetting("", None, 10.0, "the defaults"),
+            TimedSetting("amp", "bf16", 20.0, CHOSEN),
         ]
         return SpeedChoice({**defaults, **settings}, trials, 1.5)
 

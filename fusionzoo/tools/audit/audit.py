@@ -36,7 +36,7 @@ from .checks import (
     unreadable,
 )
 from .copies import duplicates
-from .scan import SEVERITIES, AuditReport, Check, Describe, Finding, Scan, scan_values
+from .scan import SEVERITIES, AuditReport, Check, Describe, Finding, ScannedData, scan_values
 
 if TYPE_CHECKING:
     from .scan import AuditReport
@@ -91,7 +91,7 @@ def audit(
         name, root = str(data["name"]), str(data.get("root", ""))
     seconds["open"] = time.perf_counter() - start
     start = time.perf_counter()
-    scan = Scan(
+    scan = ScannedData(
         dataset=dataset,
         refusals=refusals,
         values=scan_values(dataset, threads=threads, progress=progress),
@@ -183,10 +183,10 @@ def print_report(report: AuditReport) -> None:
 
 def _show(cfg: ShowConfig) -> int:
     from .page import pick_rows, write_contact_sheet
-    from .scan import Scan
+    from .scan import ScannedData
 
     dataset, refusals = open_leniently(_settings(cfg))
-    scan = Scan(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)
+    scan = ScannedData(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)
     write_contact_sheet(scan, pick_rows(scan, cfg.n, cfg.seed), Path(cfg.out))
     print(f"wrote {cfg.out}")
     return 0

@@ -17,7 +17,7 @@ from fusionzoo.datasets.media.arrays import file_of
 from fusionzoo.datasets.media.formats import SUFFIXES
 from fusionzoo.datasets.tables.paths import paths_in
 
-from .scan import FactTable, Finding, Scan, Values, by_share, counted, normalised, singles
+from .scan import FactTable, Finding, ScannedData, Values, by_share, counted, normalised, singles
 
 SILENT = 1e-3  # of full scale, -60 dB: the peak below which a clip is silent
 BLANK = 1.0  # grey levels of 255: standard deviation of the pixels of a blank image
@@ -60,7 +60,7 @@ MEASURES = {  # kind -> (number, title, unit)
 }
 
 
-def refused(scan: Scan) -> Iterator[Finding]:
+def refused(scan: ScannedData) -> Iterator[Finding]:
     """Everything for which opening the data set raises an error; one finding per kind, column."""
     keys = dict.fromkeys((x.kind, x.column) for x in scan.refusals)
     for kind, column in keys:
@@ -85,7 +85,7 @@ def _first_plural(count: int, noun: str) -> str:
     return f"{counted(count, first)} {rest}"
 
 
-def unreadable(scan: Scan) -> Iterator[Finding]:
+def unreadable(scan: ScannedData) -> Iterator[Finding]:
     """Values that cannot be decoded."""
     for values in scan.values.values():
         if values.errors:
@@ -101,14 +101,14 @@ def unreadable(scan: Scan) -> Iterator[Finding]:
             )
 
 
-def silent(scan: Scan) -> Iterator[Finding]:
+def silent(scan: ScannedData) -> Iterator[Finding]:
     """Clips without sound; a constant offset is no sound."""
     for values in _of_kind(scan, "audio"):
         chosen = values.numbers["peak"] < SILENT
         yield from _few(values, chosen, "silent", "clips are silent (peak below -60 dB)")
 
 
-def blank(scan: Scan) -> Iterator[Finding]:
+def blank(scan: ScannedData) -> Iterator[Finding]:
     """Images of one colour; vectors and sequences of one number."""
     for values in scan.values.values():
         if values.kind in ("text", "audio") or "spread" not in values.numbers:
@@ -134,7 +134,7 @@ def _few(values: Values, chosen: np.ndarray, name: str, noun: str) -> Iterator[F
         )
 
 
-def near_empty_text(scan: Scan) -> Iterator[Finding]:
+def near_empty_text(scan: ScannedData) -> Iterator[Finding]:
     """Texts without letters and digits, or with a single one where others have words."""
     for values in _of_kind(scan, "text"):
         letters, usual = values.numbers["letters"], np.median(values.numbers["words"])
@@ -161,7 +161,7 @@ def _texts(values: Values, numbers: np.ndarray) -> Iterator[tuple[str, float]]:
     return zip(values.texts, numbers, strict=True)
 
 
-def encoding_damage(scan: Scan) -> Iterator[Finding]:
+def encoding_damage(scan: ScannedData) -> Iterator[Finding]:
     """Replacement characters, control characters, and UTF-8 read in another encoding (`Ã©`)."""
     for values in _of_kind(scan, "text"):
         damage = {
@@ -217,7 +217,7 @@ def _intended(run: str) -> str:
     return ""
 
 
-def orphan_files(scan: Scan) -> Iterator[Finding]:
+def orphan_files(scan: ScannedData) -> Iterator[Finding]:
     """Media files below the folder that no row names."""
     dataset = scan.dataset
     names = [name for name in dataset.paths if name not in dataset.memory]
@@ -256,11 +256,11 @@ def _files(top: str) -> Iterator[str]:
                 yield str(Path(folder) / name)
 
 
-def _of_kind(scan: Scan, kind: str) -> Iterator[Values]:
+def _of_kind(scan: ScannedData, kind: str) -> Iterator[Values]:
     return (values for values in scan.values.values() if values.kind == kind and len(values.rows))
 
 
-def unlabelled(scan: Scan) -> Iterator[Finding]:
+def unlabelled(scan: ScannedData) -> Iterator[Finding]:
     """Samples without a label, where others have one."""
     labelled = np.array([scan.labels[row] is not None for row in scan.rows])
     if labelled.any() and not labelled.all():
@@ -274,7 +274,7 @@ def unlabelled(scan: Scan) -> Iterator[Finding]:
         )
 
 
-def splits(scan: Scan) -> Iterator[Finding]:
+def splits(scan: ScannedData) -> Iterator[Finding]:
     """Splits of one sample, and splits that are missing."""
     counts = Counter(scan.splits[scan.rows].tolist())
     for name in scan.split_names:
@@ -297,7 +297,7 @@ def splits(scan: Scan) -> Iterator[Finding]:
             )
 
 
-def absent_class(scan: Scan) -> Iterator[Finding]:
+def absent_class(scan: ScannedData) -> Iterator[Finding]:
     """Classes without a sample in one of the splits."""
     classes = scan.classes
     labels, names = scan.labels[scan.rows].astype(str), scan.splits[scan.rows]
@@ -319,7 +319,7 @@ def absent_class(scan: Scan) -> Iterator[Finding]:
         )
 
 
-def class_balance(scan: Scan) -> Iterator[Finding]:
+def class_balance(scan: ScannedData) -> Iterator[Finding]:
     """Classes of very different sizes in the training split."""
     is_train = scan.splits[scan.rows] == "train"
     counts = Counter(str(x) for x in scan.labels[scan.rows[is_train]] if x is not None)
@@ -334,7 +334,7 @@ def class_balance(scan: Scan) -> Iterator[Finding]:
         )
 
 
-def missing_rates(scan: Scan) -> Iterator[Finding]:
+def missing_rates(scan: ScannedData) -> Iterator[Finding]:
     """Modalities that mostly lack values, or lack them in some classes or splits."""
     present = scan.dataset.present.numpy()
     labels, names = scan.labels[scan.rows].astype(str), scan.splits[scan.rows].astype(str)
@@ -378,7 +378,7 @@ def _differ(missing: NDArray[np.bool_], groups: NDArray[np.str_], names: list[st
     return bool(chdtrc(len(names) - 1, statistic) < SURE)
 
 
-def label_in_text(scan: Scan) -> Iterator[Finding]:
+def label_in_text(scan: ScannedData) -> Iterator[Finding]:
     """Texts that name their class, and words that stand for a class; in the training split."""
     if len(scan.classes) < 2:
         return
@@ -469,7 +469,7 @@ def _one_word_rules(texts: list[str], labels: list[str]) -> dict[str, tuple[str,
     return result
 
 
-def class_table(scan: Scan) -> Iterator[FactTable]:
+def class_table(scan: ScannedData) -> Iterator[FactTable]:
     """Samples of each class by split, and how many of them lack each modality."""
     splits = scan.split_names
     missing = ~scan.dataset.present.numpy()
@@ -490,7 +490,7 @@ def class_table(scan: Scan) -> Iterator[FactTable]:
     yield FactTable("Samples by class and split, and missing values", header, tuple(rows))
 
 
-def length_tables(scan: Scan) -> Iterator[FactTable]:
+def length_tables(scan: ScannedData) -> Iterator[FactTable]:
     """Histograms of text lengths, durations and image sizes."""
     for values in scan.values.values():
         for key, title in MEASURES.get(values.kind, ()):

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from .scan import GRID, TOLERATED, Finding, Scan, Severity, Values, counted, normalised, shingles
+from .scan import (
+    GRID,
+    TOLERATED,
+    Finding,
+    ScannedData,
+    Severity,
+    Values,
+    counted,
+    normalised,
+    shingles,
+)
 
 BANDS = 64  # of the bits of a vector; two neighbours agree in all bits of at least one
 MOST_BITS = 16  # per band
@@ -108,7 +118,7 @@ def _parts(pairs: Pairs, size: int) -> list[Pairs]:
     return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
 
-def duplicates(scan: Scan) -> Iterator[Finding]:
+def duplicates(scan: ScannedData) -> Iterator[Finding]:
     """Contents that occur in several splits: exactly, or nearly.
 
     An error where an image or a whole sample is copied, or where more than 5 % of val and test
@@ -132,7 +142,7 @@ def duplicates(scan: Scan) -> Iterator[Finding]:
     yield from _whole_samples(scan, reported)
 
 
-def _whole_samples(scan: Scan, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
+def _whole_samples(scan: ScannedData, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
     """Samples that recur in another split with all their modalities, however little these say.
 
     A short text alone is expected to recur; `reported` are copies that are known already.
@@ -167,7 +177,7 @@ def _whole_samples(scan: Scan, reported: list[tuple[int, ...]]) -> Iterator[Find
         )
 
 
-def _many(scan: Scan, groups: list[tuple[int, ...]]) -> bool:
+def _many(scan: ScannedData, groups: list[tuple[int, ...]]) -> bool:
     """Return whether the groups hold many of the samples of val and test."""
     held_out = int(np.isin(scan.splits[scan.rows], ("val", "test")).sum())
     copies = sum(scan.splits[row] in ("val", "test") for group in groups for row in group)
@@ -192,7 +202,7 @@ def _finding(
 
 
 def _whole(
-    scan: Scan, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
+    scan: ScannedData, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
 ) -> bool:
     """Return whether two samples of one group agree in every modality that they have."""
     number = len(scan.ids)
@@ -212,7 +222,7 @@ def _whole(
     return False
 
 
-def _across(scan: Scan, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _across(scan: ScannedData, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Keep the groups with samples of several splits."""
     return [x for x in groups if len({scan.splits[row] for row in x if scan.splits[row]}) > 1]
 

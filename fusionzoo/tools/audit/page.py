@@ -16,7 +16,7 @@ from fusionzoo.html.samples import SIDE, Preview, show_sample
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 
-from .scan import AuditReport, Finding, Scan
+from .scan import AuditReport, Finding, ScannedData
 
 PACKAGE = "fusionzoo.tools.audit"  # of the pages
 MAX_GROUPS = 12  # of a finding on the page
@@ -79,7 +79,7 @@ def write_report(report: AuditReport, path: Path) -> None:
     )
 
 
-def write_sheet(scan: Scan, rows: list[int], path: Path) -> None:
+def write_sheet(scan: ScannedData, rows: list[int], path: Path) -> None:
     """Write a contact sheet of some rows as a page."""
     samples = [_sample(scan, row, None) for row in rows]
     title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
@@ -87,7 +87,7 @@ def write_sheet(scan: Scan, rows: list[int], path: Path) -> None:
     write_text(path, page)
 
 
-def _split_sizes(scan: Scan) -> list[tuple[str, int]]:
+def _split_sizes(scan: ScannedData) -> list[tuple[str, int]]:
     counts = Counter(scan.splits[scan.rows].tolist())
     names = [*scan.split_names, *([""] if counts[""] else [])]
     return [(name or "no split", counts[name]) for name in names]
@@ -113,7 +113,9 @@ def _finding(report: AuditReport, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _sample(scan: Scan, row: int, names: list[str] | None, detail: str = "") -> dict[str, Any]:
+def _sample(
+    scan: ScannedData, row: int, names: list[str] | None, detail: str = ""
+) -> dict[str, Any]:
     label = scan.labels[row]
     return {
         "row": scan.row_number(row),
@@ -134,7 +136,7 @@ def _with_bars(table: Any) -> dict[str, Any]:
     return {"title": table.title, "header": table.header, "rows": table.rows, "bars": bars}
 
 
-def pick_rows(scan: Scan, number: int, seed: int) -> list[int]:
+def pick_rows(scan: ScannedData, number: int, seed: int) -> list[int]:
     """Draw rows at random, the classes in turn, so that each is shown once before any twice."""
     rows = np.random.default_rng(seed).permutation(scan.rows)
     rank: dict[str, int] = {}
@@ -146,7 +148,7 @@ def pick_rows(scan: Scan, number: int, seed: int) -> list[int]:
     return [int(row) for row in rows[np.argsort(turns, kind="stable")][:number]]
 
 
-def write_contact_sheet(scan: Scan, rows: list[int], path: Path) -> None:
+def write_contact_sheet(scan: ScannedData, rows: list[int], path: Path) -> None:
     """Write some rows as .html or .png."""
     suffix = path.suffix.lower()
     if suffix in (".html", ".htm"):
@@ -159,7 +161,7 @@ def write_contact_sheet(scan: Scan, rows: list[int], path: Path) -> None:
         raise FusionZooError(f"--out {path}: a contact sheet is a .html or a .png file")
 
 
-def draw_sheet(scan: Scan, rows: list[int]) -> Any:
+def draw_sheet(scan: ScannedData, rows: list[int]) -> Any:
     """Draw some rows as one image, a grid that is about square."""
     from PIL import Image
 
@@ -179,7 +181,7 @@ def draw_sheet(scan: Scan, rows: list[int]) -> Any:
     return sheet
 
 
-def _draw_sample(scan: Scan, row: int) -> Any:
+def _draw_sample(scan: ScannedData, row: int) -> Any:
     from PIL import Image, ImageDraw
 
     previews = show_sample(scan.dataset, row)

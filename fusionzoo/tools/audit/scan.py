@@ -245,7 +245,7 @@ class Values:
 
 
 @dataclass
-class Scan:
+class ScannedData:
     """A data set with the measurements of its values; what each check reads."""
 
     dataset: PairedDataset
@@ -400,7 +400,7 @@ class FactTable:
 class AuditReport:
     """The result of an audit."""
 
-    scan: Scan
+    scan: ScannedData
     findings: Sequence[Finding]
     facts: Sequence[FactTable]
     seconds: Mapping[str, float]  # by part of the audit
@@ -458,10 +458,10 @@ class Check(Protocol):
 
     __name__: str
 
-    def __call__(self, scan: Scan) -> Iterable[Finding]: ...
+    def __call__(self, scan: ScannedData) -> Iterable[Finding]: ...
 
 
-Describe = Callable[[Scan], Iterable[FactTable]]
+Describe = Callable[[ScannedData], Iterable[FactTable]]
 
 
 def by_share(count: int, total: int) -> Severity:

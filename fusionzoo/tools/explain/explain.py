@@ -38,7 +38,7 @@ from .attribution import (
     exact_shares,
     sampled_shares,
 )
-from .parts import PARTS, Part, Parts, Place, SeveralItems
+from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
@@ -260,7 +260,7 @@ class PartsExplainer:
 
     def _explain_value(
         self, name: str, value: Any, features: Mapping[str, Features], chosen: Tensor
-    ) -> list[Part]:
+    ) -> list[PartEffect]:
         """Return what each part of a sample's value of a modality adds."""
         kind = self.kinds[name]
         if isinstance(value, list) and value and kind.method == "occlusion":
@@ -275,7 +275,7 @@ class PartsExplainer:
         hidden = [kind.hide(value, places, [number], None) for number in range(len(places))]
         scores = score([value, *hidden])
         added = (scores[0] - scores[1:]).tolist()
-        return [Part(x.name, add, x.span) for x, add in zip(places, added, strict=True)]
+        return [PartEffect(x.name, add, x.span) for x, add in zip(places, added, strict=True)]
 
     def _shapley(
         self,
@@ -284,7 +284,7 @@ class PartsExplainer:
         value: Any,
         background: Sequence[Any],
         score: Callable[[Sequence[Any]], Tensor],
-    ) -> list[Part]:
+    ) -> list[PartEffect]:
         """Return Shapley values of parts, hidden ones taken from rows of the background."""
         players = [str(number) for number in range(len(places))]
 
@@ -310,7 +310,9 @@ class PartsExplainer:
                 self.cfg.seed,
             )
         return [
-            Part(x.name, float(shares.values[p].mean()), x.span, float(shares.errors[p].mean()))
+            PartEffect(
+                x.name, float(shares.values[p].mean()), x.span, float(shares.errors[p].mean())
+            )
             for p, x in zip(players, places, strict=True)
         ]
 

@@ -43,7 +43,7 @@ class Place(NamedTuple):
     span: tuple[float, ...] = ()
 
 
-class Part(NamedTuple):
+class PartEffect(NamedTuple):
     """What a part of a value adds to the score."""
 
     name: str  # the word; else where it is: `row 1, column 3`, `0.00 to 1.00 s`, a column's name

@@ -18,7 +18,7 @@ from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
 from fusionzoo.version import __version__
 
-from .parts import Part
+from .parts import PartEffect
 from .views import bar, view
 
 CARDS = 20  # samples on the page where none has parts
@@ -37,7 +37,7 @@ class Explanation:
     modalities: dict[str, float]  # Shapley values: they sum to `score` - `empty`
     errors: dict[str, float]  # their standard errors, 0 where they are exact
     without: dict[str, Any]  # the answer without each modality that the sample has
-    parts: dict[str, list[Part]] = field(default_factory=dict)
+    parts: dict[str, list[PartEffect]] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)  # rows run through fusion and encoders
     seconds: float = 0.0
 

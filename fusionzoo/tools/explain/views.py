@@ -12,7 +12,7 @@ from torch import Tensor
 from fusionzoo.errors import one_line
 from fusionzoo.html.samples import MAX_READ, cell_text, show_clip
 
-from .parts import Part
+from .parts import PartEffect
 
 SIDE = 320  # pixels of a picture's longer side
 SHOWN = 12  # parts in a list of bars
@@ -30,7 +30,7 @@ def bar(name: str, value: float, top: float) -> dict[str, Any]:
     }
 
 
-def view(modality: str, kind: str, value: Any, parts: Sequence[Part]) -> dict[str, Any]:
+def view(modality: str, kind: str, value: Any, parts: Sequence[PartEffect]) -> dict[str, Any]:
     """Return how a value is shown: a picture, coloured words, a player with bars, or bars."""
     top = max((abs(part.value) for part in parts), default=0) or 1
     shown: dict[str, Any] = {"modality": modality, "kind": kind, "parts": len(parts)}
@@ -51,7 +51,7 @@ def view(modality: str, kind: str, value: Any, parts: Sequence[Part]) -> dict[st
     return shown
 
 
-def words(text: str, parts: Sequence[Part], top: float) -> list[dict[str, Any]]:
+def words(text: str, parts: Sequence[PartEffect], top: float) -> list[dict[str, Any]]:
     """Return the text in pieces, each with its share of the strongest colour."""
     pieces, end = [], 0
     for part in parts:
@@ -63,7 +63,7 @@ def words(text: str, parts: Sequence[Part], top: float) -> list[dict[str, Any]]:
     return [*pieces, {"text": text[end:], "value": 0.0, "share": 0.0, "sign": ""}]
 
 
-def picture(image: Tensor, parts: Sequence[Part], top: float) -> dict[str, Any]:
+def picture(image: Tensor, parts: Sequence[PartEffect], top: float) -> dict[str, Any]:
     """Return a picture uint8 (3, H, W) as a data URI, and its cells in percent of the sides."""
     from PIL import Image
 
@@ -88,7 +88,7 @@ def picture(image: Tensor, parts: Sequence[Part], top: float) -> dict[str, Any]:
     return {"uri": uri, "width": pixels.width, "height": pixels.height, "cells": cells}
 
 
-def sound(modality: str, clip: Any, parts: Sequence[Part], top: float) -> dict[str, Any]:
+def sound(modality: str, clip: Any, parts: Sequence[PartEffect], top: float) -> dict[str, Any]:
     """Return a waveform, a player of the first seconds, and a bar per stretch."""
     try:
         preview = show_clip(modality, clip, plays=True)
