@@ -297,8 +297,8 @@ class FusionModel(nn.Module):
     def fuse(self, features: Mapping[str, Features]) -> FusionOutput:
         """Fuse what `encode` returned; a sample without any modality gets the logits of the prior.
 
-        A fusion's own answer to such a sample is that of parameters which complete training data
-        never reach. Training steps run `self.fusion`, for some data does reach them.
+        Where every training sample has a modality, no sample teaches the fusion what to answer
+        without one. Where some have none it learns that, so training steps call `self.fusion`.
         """
         output: FusionOutput = self.fusion(features)
         if self.prior_logits is None:
