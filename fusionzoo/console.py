@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
+from typing import ParamSpec
 
-from .errors import P
-
+P = ParamSpec("P")
 SCRIPTS = ("train.py", "embed.py", "benchmark.py")
 FILE_WIDTH = 120  # columns of a table that is not printed to a terminal
 BROKEN_PIPE = 141  # exit code that shells report after SIGPIPE

@@ -1,4 +1,4 @@
-"""Features of frozen encoders: computed once per data set, kept in a memory-mapped cache."""
+"""Encode a data set with one encoder, and describe all that its features depend on."""
 
 from __future__ import annotations
 
