@@ -38,14 +38,14 @@ USAGE = Usage(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; return 1 if a strategy failed, 2 after a user's mistake."""
+    """Run the command line; return 1 if a candidate failed, 2 after a user's mistake."""
     args = sys.argv[1:] if args is None else args
     note = "stopped: the same command continues it"
     return run_command(BenchmarkConfig, USAGE, args, start, interrupted=note)
 
 
 def start(cfg: BenchmarkConfig) -> int:
-    """Compare strategies, or combine finished reports; return the exit code."""
+    """Compare candidates, or combine finished reports; return the exit code."""
     if cfg.combine:
         from fusionzoo.benchmark.report.combine import combine
 

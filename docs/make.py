@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 from fusionzoo import fusion_info, list_datasets, list_encoders, list_fusions
 from fusionzoo.benchmark.candidates import LINEAR
+from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.results import PRODUCT_PRESENT
 from fusionzoo.benchmark.report.summary import CHOSEN_ALONE, EARLIER_NAMES
 from fusionzoo.evaluation.statistics import seed_interval
@@ -197,9 +197,9 @@ def fusion_cards() -> list[Card]:
 
 
 def leaderboard(data: str) -> dict[str, float]:
-    """Return the score of every strategy and baseline of a benchmark, over its folds."""
-    summary = json.loads((RESULTS / "benchmark" / data / "summary.json").read_text())
-    scores = {row["strategy"]: row["accuracy"] for row in summary["leaderboard"]}
+    """Return the score of every candidate and baseline of a benchmark, over its folds."""
+    report = Report.read(RESULTS / "benchmark" / data)
+    scores = {row["candidate"]: row["accuracy"] for row in report.figures["leaderboard"]}
     return {EARLIER_NAMES.get(name, name): score for name, score in scores.items()}
 
 

@@ -392,8 +392,8 @@ def _cells(
         if report.failed:
             raise CaseError(str(report.failed))
         for line in report.figures["leaderboard"]:
-            if line["strategy"] in names:
-                yield case, f"accuracy of {line['strategy']}", line["accuracy"]
+            if line["candidate"] in names:
+                yield case, f"accuracy of {line['candidate']}", line["accuracy"]
 
 
 # ---- several processes

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.benchmark.candidates import LINEAR
+from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.results import PRODUCT_PRESENT
 from fusionzoo.benchmark.report.summary import EARLIER_NAMES
 from fusionzoo.fusion import FUSIONS
@@ -55,20 +56,18 @@ def main() -> None:
 def stored_reports() -> list[Path]:
     """Return the folders in results/benchmark, but for reports of earlier versions."""
     folders = sorted(path.parent for path in REPORTS.glob("*/config.yaml"))
-    return [folder for folder in folders if "metric" in read(folder)]
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """Return the figures of a report."""
-    figures: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return figures
+    return [
+        folder
+        for folder in folders
+        if "metric" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    ]
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of one report, the best fusion first."""
-    figures = read(folder)
+    figures = Report.read(folder).figures
     metric, lines = figures["metric"], figures["leaderboard"]
-    scores = {line["strategy"]: line["score"] for line in lines}
+    scores = {line["candidate"]: line["score"] for line in lines}
     scores = {EARLIER_NAMES.get(name, name): score for name, score in scores.items()}
     parts = {
         SINGLE: max(line["score"] for line in lines if line["kind"] == "single"),
@@ -77,10 +76,10 @@ def table(folder: Path) -> list[dict[str, Any]]:
     }
     rows = []
     for line in lines:
-        if line["kind"] != "fusion" or line["strategy"] not in FUSIONS:
+        if line["kind"] != "fusion" or line["candidate"] not in FUSIONS:
             continue
-        missed = ", ".join(misses(line["strategy"], line["family"], line["score"], parts))
-        row = {"data": folder.name, "fusion": line["strategy"], "family": line["family"]}
+        missed = ", ".join(misses(line["candidate"], line["family"], line["score"], parts))
+        row = {"data": folder.name, "fusion": line["candidate"], "family": line["family"]}
         row |= {"untuned": shown(line.get("untuned")), "tuned": shown(line[metric])}
         row |= {name: shown(score) for name, score in parts.items()}
         rows.append({**row, "missed": missed})

@@ -152,7 +152,7 @@ def measure(name: str, flags: argparse.Namespace) -> tuple[dict[str, list[float]
         )
         if report.failed:
             raise SystemExit(f"{name}: {report.failed}")
-        by_fusion = {line["strategy"]: line for line in report.figures["leaderboard"]}
+        by_fusion = {line["candidate"]: line for line in report.figures["leaderboard"]}
         for fusion, values in figures.items():
             values.append(float(by_fusion[fusion][row.figure]))
     about = {"train_samples": data["samples"] * 3 // 5, "epochs": epochs, "seeds": flags.seeds}

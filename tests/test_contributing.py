@@ -187,7 +187,7 @@ def test_the_objective_is_benchmarked(plugins: str, tmp_path: Path) -> None:
     report = api.run(from_tree(BenchmarkConfig, tree))
     assert report.failed == {}
     assert report.figures["metric"] == "deviance"  # its own
-    error = {line["strategy"]: line["deviance"] for line in report.figures["leaderboard"]}
+    error = {line["candidate"]: line["deviance"] for line in report.figures["leaderboard"]}
     assert error["sum"] < error["alone:a"] < error["frequencies of the labels"]
     assert error["ridge regression on everything"] < error["frequencies of the labels"]
 

@@ -614,7 +614,7 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
     bench += ["--folds", "0", "--tune", "0"]
     command("benchmark", *bench, "--fusions", f"sum,own_sum,{reference}", "--out", "report")
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
-    families = {line["strategy"]: line["family"] for line in summary["leaderboard"]}
+    families = {line["candidate"]: line["family"] for line in summary["leaderboard"]}
     assert (families["own_sum"], families[reference]) == ("late", "hybrid")
     load = (
         "import sys, fusionzoo as fz\n"

@@ -185,7 +185,7 @@ def _stages(
             if stage.stopped and not any(x.kind in ("single", "fusion") for x in whole.candidates):
                 if answer is None:
                     raise FusionZooError(
-                        f"stopped by {stage.stopped} before any strategy was trained on a fold:"
+                        f"stopped by {stage.stopped} before any candidate was trained on a fold:"
                         " the same command goes on"
                     )
                 whole, figures = answer

@@ -189,7 +189,7 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
     trained = {name for row in select_balance(cfg.balance) for name in row}
     for name in cfg.balance_settings:
         if name not in trained:
-            raise FusionZooError(f"--balance_settings.{name}: --balance has no such strategy")
+            raise FusionZooError(f"--balance_settings.{name}: --balance does not name it")
     for name in trained:
         if cfg.refit and getattr(BALANCE[name].cls, "validates", False):
             raise FusionZooError(

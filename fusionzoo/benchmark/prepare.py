@@ -532,7 +532,7 @@ def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) 
         for name, encoder in encoders.items()
         if name not in readable and not is_untrained(encoder)
     }
-    notes = ["Encoders were trained end to end, anew for every strategy and seed."]
+    notes = ["Encoders were trained end to end, anew for every candidate and seed."]
     if len(readable) < len(encoders):
         lacking = ", ".join(name for name in encoders if name not in readable)
         notes.append(f"No linear baseline: the encoder of {lacking} has no pretrained weights.")

@@ -251,7 +251,7 @@ class BenchmarkConfig(SpeedConfig):
     mode: Literal["probe", "finetune"] = option(
         "probe", "probe: encoders frozen, features cached; finetune: end to end"
     )
-    seeds: Count = option(3, "training seeds of each strategy")
+    seeds: Count = option(3, "training seeds of each candidate")
     folds: Annotated[int, Ge(0)] | None = option(
         None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
     )
@@ -267,7 +267,8 @@ class BenchmarkConfig(SpeedConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     tune: Annotated[int, Ge(0)] | None = option(
         None,
-        "Optuna trials of each strategy and fold, on validation data; none = 8, in finetune mode 0",
+        "Optuna trials of each candidate and fold, on validation data; none = 8, in finetune mode"
+        " 0",
     )
     refit: bool | None = option(
         None,
@@ -299,11 +300,11 @@ class BenchmarkConfig(SpeedConfig):
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
     external: str = option(
         "",
-        "CSV file of others' results, shown beside ours and part of no statistics: strategy,"
+        "CSV file of others' results, shown beside ours and part of no statistics: candidate,"
         " the metric, and as wanted low, high, source",
     )
     table_columns: tuple[str, ...] = option(
-        (), "columns of table.tex, `[strategy, metric, interval]`; empty = those of table.md"
+        (), "columns of table.tex, `[candidate, metric, interval]`; empty = those of table.md"
     )
     shard: str = option(
         "",

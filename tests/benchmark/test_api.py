@@ -208,7 +208,7 @@ def test_a_report_has_verdict_leaderboard_and_page(
     assert report.verdict.startswith("Fusion ")
     assert report.failed == {}
     names = {"sum", "gmu", "alone:a", "alone:b", "majority class"}
-    assert names < set(report.leaderboard["strategy"])
+    assert names < set(report.leaderboard["candidate"])
     assert report.leaderboard["accuracy"].is_monotonic_decreasing
     assert (report.leaderboard["low"] < report.leaderboard["high"]).all()
     opened: list[str] = []
@@ -231,8 +231,8 @@ def test_a_notebook_shows_the_verdict_and_the_leaderboard(report: Report) -> Non
     assert html_escape(report.verdict.partition("`")[0], quote=False) in html
     assert "<code>" in html
     for line in report.figures["leaderboard"]:
-        assert f"<td>{line['strategy']}</td>" in html
-        assert line["strategy"] in markdown
+        assert f"<td>{line['candidate']}</td>" in html
+        assert line["candidate"] in markdown
         assert f"{line['accuracy']:.3f}" in html
     assert str(report.folder / "index.html") in html
 

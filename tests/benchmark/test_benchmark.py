@@ -58,7 +58,7 @@ def run(cfg: BenchmarkConfig) -> dict[str, Any]:
 
 
 def line_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(line for line in summary["leaderboard"] if line["strategy"] == name)
+    return next(line for line in summary["leaderboard"] if line["candidate"] == name)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_report_is_complete(report: Path) -> None:
     summary = json.loads((report / "summary.json").read_text())
-    names = {line["strategy"] for line in summary["leaderboard"]}
+    names = {line["candidate"] for line in summary["leaderboard"]}
     assert {"sum", "gmu", "mbt", "alone:a", "alone:b", "majority class"} <= names
     assert summary["verdict"].startswith("Fusion ")
     rows = pq.read_table(report / "results.parquet").to_pylist()
     for candidate in ("sum", "gmu", "mbt"):
-        selected = [row for row in rows if row["strategy"] == candidate]
+        selected = [row for row in rows if row["candidate"] == candidate]
         assert {row["seed"] for row in selected} == {0, 1, 2}
         assert {row["subset"] for row in selected} == {"none", "a", "b", "a+b"}
         damage = {"undamaged", "jitter", "dropout"}
@@ -91,16 +91,16 @@ def test_shapley_values_sum_to_the_gain_of_all_modalities(report: Path) -> None:
     summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
     for name, values in summary["shapley"].items():
-        clean = [r for r in rows if r["strategy"] == name and not r["corruption"]]
+        clean = [r for r in rows if r["candidate"] == name and not r["corruption"]]
         full = [r["accuracy"] for r in clean if r["subset"] == "a+b"]
         none = [r["accuracy"] for r in clean if r["subset"] == "none"]
         gain = sum(full) / len(full) - sum(none) / len(none)
         assert sum(values.values()) == pytest.approx(gain)
 
 
-def test_every_strategy_answers_the_same_where_nothing_is_present(report: Path) -> None:
+def test_every_candidate_answers_the_same_where_nothing_is_present(report: Path) -> None:
     rows = pq.read_table(report / "results.parquet").to_pylist()
-    wanted = {row["nll"] for row in rows if row["strategy"] == "majority class"}
+    wanted = {row["nll"] for row in rows if row["candidate"] == "majority class"}
     answers = [row["nll"] for row in rows if row["subset"] == "none"]
     assert len(answers) == 3 * 5 and len(wanted) == 1
     assert answers == pytest.approx([*wanted] * len(answers))
@@ -113,7 +113,7 @@ def test_the_accuracy_is_the_mean_over_the_rows_of_the_seeds(report: Path) -> No
         accuracies = [
             r["accuracy"]
             for r in rows
-            if r["strategy"] == name and r["subset"] == "a+b" and not r["corruption"]
+            if r["candidate"] == name and r["subset"] == "a+b" and not r["corruption"]
         ]
         assert line_of(summary, name)["accuracy"] == pytest.approx(sum(accuracies) / 3)
 
@@ -138,7 +138,7 @@ def test_a_second_run_trains_nothing_and_writes_the_same_tables(
     assert before == {name: (report / name).read_bytes() for name in TABLES}
 
 
-def test_more_strategies_reuse_finished_trials(
+def test_more_candidates_reuse_finished_trials(
     report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
@@ -239,7 +239,7 @@ def test_the_report_states_that_one_seed_is_not_all_of_the_variation(tmp_path: P
     assert line["low"] < line["accuracy"] < line["high"]  # over the test samples
 
 
-def test_a_strategy_that_fails_is_reported_and_stops_no_other(
+def test_a_candidate_that_fails_is_reported_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = jobs.run_job
@@ -257,7 +257,7 @@ def test_a_strategy_that_fails_is_reported_and_stops_no_other(
     assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert "RuntimeError: no luck today" in summary["failed"]["gmu"]
-    assert "1 strategies failed: gmu" in summary["verdict"]
+    assert "1 candidates failed: gmu" in summary["verdict"]
     assert line_of(summary, "sum")["seeds"] == 2
     monkeypatch.undo()
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
@@ -432,7 +432,7 @@ def test_tuning_tries_a_linear_skip_and_layers_first_and_reports_what_it_chose(
     first, second = (trial["settings"] for trial in trials["concat"])
     assert first == {"dim": 16, "dropout": 0.1, "linear_skip": True}
     assert second == {"dim": 16, "dropout": 0.1, "hidden": []}
-    lines = {line["strategy"]: line.get("tuned_settings") for line in summary["leaderboard"]}
+    lines = {line["candidate"]: line.get("tuned_settings") for line in summary["leaderboard"]}
     assert lines["concat"] == "0 of 1 folds default, linear_skip true in 1"
     assert lines["alone:a"] == "1 of 1 folds default"
     (job,) = [
@@ -520,11 +520,11 @@ ANYTIME = {"fusions": "sum,gmu", "corruptions": False, "tune": 2, "stack": False
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
-        (7 + 2, "every strategy has 1 of 2 seeds, 0 of 4 are tuned)"),
+        (7 + 2, "every candidate has 1 of 2 seeds, 0 of 4 are tuned)"),
         pytest.param(
-            7 + 8 + 3, "every strategy has 2 of 2 seeds, 3 of 4 are tuned)", marks=pytest.mark.slow
+            7 + 8 + 3, "every candidate has 2 of 2 seeds, 3 of 4 are tuned)", marks=pytest.mark.slow
         ),
-        (3, "every strategy has 1 of 2 seeds, 0 of 3 are tuned; not run yet: "),
+        (3, "every candidate has 1 of 2 seeds, 0 of 3 are tuned; not run yet: "),
     ],
 )
 def test_a_time_limit_leaves_a_report_of_what_is_done_and_the_next_run_goes_on(
@@ -544,7 +544,7 @@ def test_a_time_limit_before_anything_is_known_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_after(monkeypatch, 0)
-    with pytest.raises(FusionZooError, match="before any strategy was trained on a fold"):
+    with pytest.raises(FusionZooError, match="before any candidate was trained on a fold"):
         api.run(small(tmp_path, **ANYTIME, time_limit="20m"))
 
 
@@ -563,8 +563,8 @@ def test_a_control_c_leaves_a_report_of_what_is_done(
     recipe.write_text(json.dumps({**SMALL, **ANYTIME}))
     assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 130
     said = capsys.readouterr().out
-    assert "PROVISIONAL (every strategy has 1 of 2 seeds" in said  # after the first stage
-    assert "PROVISIONAL (stopped by Ctrl-C, every strategy has 1 of 2 seeds" in said
+    assert "PROVISIONAL (every candidate has 1 of 2 seeds" in said  # after the first stage
+    assert "PROVISIONAL (stopped by Ctrl-C, every candidate has 1 of 2 seeds" in said
     assert "the same command continues where it stopped" in said
 
 
@@ -598,7 +598,7 @@ def test_the_first_answer_comes_from_the_first_fold_and_from_pooled_vectors(
     assert [len(x) for x in cells] == [6, 7, 19, 21]  # mbt is the seventh, and comes after the rest
     assert "mbt-f0" not in cells[0] and "mbt-f0" in cells[1]
     assert all(
-        "PROVISIONAL (every strategy has 1 of 1 seed, 1 of 3 folds (1" in x for x in verdicts[:2]
+        "PROVISIONAL (every candidate has 1 of 1 seed, 1 of 3 folds (1" in x for x in verdicts[:2]
     )
     assert "not run yet: `mbt`" in verdicts[0] and "folds" not in verdicts[2]
     assert all("damaged samples are tested last" in x for x in verdicts)
@@ -682,7 +682,7 @@ def test_an_encoder_without_weights_is_trained_alone_first_and_the_report_says_s
     assert run(small(tmp_path / "again", **changes))["leaderboard"] == summary["leaderboard"]
 
 
-def test_no_strategy_starts_from_the_head_that_an_encoder_was_trained_under(
+def test_no_candidate_starts_from_the_head_that_an_encoder_was_trained_under(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads: list[torch.Tensor] = []
@@ -727,8 +727,10 @@ def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
     assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 2  # wide, narrow
 
 
-def stored_report(folder: Path, metric: str, scores: dict[str, float]) -> str:
-    lines = [{"strategy": n, "kind": "fusion", "score": x} for n, x in scores.items()]
+def stored_report(
+    folder: Path, metric: str, scores: dict[str, float], *, key: str = "candidate"
+) -> str:
+    lines = [{key: n, "kind": "fusion", "score": x} for n, x in scores.items()]
     figures = {"metric": metric, "data": {"name": folder.name}, "leaderboard": lines}
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(figures))
@@ -740,11 +742,13 @@ def test_each_column_of_combined_reports_shows_its_own_metric_in_its_own_sign(
 ) -> None:
     folders = [
         stored_report(tmp_path / "ages", "mae", {"sum": -6.672, "gmu": -5.5, "max": -7.0}),
-        stored_report(tmp_path / "cats", "accuracy", {"sum": 0.8, "gmu": 0.9, "max": 0.7}),
+        stored_report(
+            tmp_path / "cats", "accuracy", {"sum": 0.8, "gmu": 0.9, "max": 0.7}, key="strategy"
+        ),  # as earlier versions wrote it
     ]
     assert main(["--combine", json.dumps(folders), "--out", str(tmp_path / "all")]) == 0
     table = (tmp_path / "all" / "table.md").read_text()
-    assert "| strategy | average rank | ages (MAE) | cats (accuracy) |" in table
+    assert "| candidate | average rank | ages (MAE) | cats (accuracy) |" in table
     assert "| gmu | 1.00 | 5.500 | 0.900 |" in table and "-6.672" not in table
     page = (tmp_path / "all" / "index.html").read_text()
     assert "Accuracy on each" not in page and "Nemenyi" not in page
@@ -863,7 +867,7 @@ def test_another_engine_gives_the_same_tables(engine: str, tmp_path: Path) -> No
             "leaderboard"
         ]
     for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
-        assert a["strategy"] == b["strategy"]
+        assert a["candidate"] == b["candidate"]
         assert math.isclose(a["accuracy"], b["accuracy"])
 
 

@@ -71,7 +71,7 @@ def test_training_strategies_are_rows_beside_the_fusions(tmp_path: Path) -> None
     changes = {"fusions": "sum,mean", "balance": "none,mla,modality_dropout", "seeds": 1}
     report = api.run(small(tmp_path, controls=False, corruptions=False, **changes))
     assert report.failed == {}
-    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     rows = {f"{f}{b}" for f in ("sum", "mean") for b in ("", " + mla", " + modality_dropout")}
     assert rows <= set(lines)
     assert lines["sum + mla"]["score"] != lines["sum"]["score"] or (
@@ -83,7 +83,7 @@ def test_training_strategies_are_rows_beside_the_fusions(tmp_path: Path) -> None
 def test_a_strategy_for_encoders_says_that_a_probe_trains_none(tmp_path: Path) -> None:
     report = api.run(small(tmp_path, controls=False, fusions="sum", seeds=1, balance="none,ogm_ge"))
     assert "--mode finetune" in report.failed["sum + ogm_ge"]
-    assert any(line["strategy"] == "sum" for line in report.figures["leaderboard"])
+    assert any(line["candidate"] == "sum" for line in report.figures["leaderboard"])
 
 
 @pytest.mark.parametrize("name", ["ogm_ge", "unimodal_aux", "gblend"])
@@ -117,7 +117,7 @@ def test_training_with_removed_modalities_is_a_row_with_an_area_and_its_interval
     report = api.run(
         small(tmp_path, controls=False, corruptions=False, fusions="sum", missing_train=[0, 0.5])
     )
-    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     assert lines["sum, 50 % missing"]["kind"] == "incomplete"
     for name in ("sum", "sum, 50 % missing"):
         line = lines[name]
@@ -171,7 +171,7 @@ def test_a_penalty_at_the_end_of_the_grid_is_searched_beyond_it(best: float) -> 
 def test_the_best_single_modality_is_its_probe_where_that_beats_the_head(tmp_path: Path) -> None:
     # One epoch leaves the heads untrained.
     report = api.run(small(tmp_path, controls=False, corruptions=False, fusions="sum", epochs=1))
-    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     probes = [lines[f"linear probe of {name}"] for name in "ab"]
     assert all(line["kind"] == line["family"] == "single" for line in probes)
     best = report.figures["best_single"]

@@ -149,7 +149,7 @@ def test_digits_trained_on_damage_differ_and_are_run_once(
     settings |= {"damaged_train": [0, 0.5], "data": data, "out": str(tmp_path)}
     report = api.benchmark(**settings)
     assert report.failed == {}
-    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     for name in ("mbt", "alone:image", "alone:text"):
         assert lines[f"{name}, 50 % damaged"]["kind"] == "incomplete"
         assert lines[f"{name}, 50 % damaged"]["nll"] != lines[name]["nll"]
@@ -168,7 +168,7 @@ def test_the_area_of_lost_parts_is_that_of_its_curves(tmp_path: Path) -> None:
     changes = {"balance": "none,modality_dropout", "damaged_train": [0, 0.5]}
     cfg = small(tmp_path, controls=False, fusions="sum", **changes)
     report = api.run(cfg)
-    (row, *_) = [x for x in report.figures["leaderboard"] if x["strategy"] == "sum"]
+    (row, *_) = [x for x in report.figures["leaderboard"] if x["candidate"] == "sum"]
     bench, _ = open_bench(cfg)
     paths = store.folder_of(str(tmp_path)).glob("sum-f0-*.npz")
     seed_results = [result for path in paths for result in store.load(path) or ()]

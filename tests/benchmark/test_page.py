@@ -143,7 +143,7 @@ def damaged(results: CandidateResults, score: float) -> None:
     results.facts |= {"parameters": size, "macs": 2 * size, "seconds": score, "latency_ms": 1.5}
 
 
-def many_strategies() -> Summary:
+def many_candidates() -> Summary:
     """A planted report with every fusion, long names, baselines and a training strategy."""
     names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
     names += ["logistic regression on everything", "mean of single modalities"]
@@ -164,7 +164,7 @@ def many_strategies() -> Summary:
 
 @pytest.fixture(scope="module")
 def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    whole = many_strategies()
+    whole = many_candidates()
     path = tmp_path_factory.mktemp("long") / "index.html"
     minutes = [("encode", 212.4), ("encode damaged samples", 611.0), ("training", 95.2)]
     path.write_text(report_html.page(whole, figures(whole), minutes))
@@ -209,7 +209,7 @@ def test_what_the_data_needs_stands_beside_the_shapley_values(page: Path) -> Non
     assert minutes["analyses"] > 0
 
 
-def test_names_are_shown_as_code_and_each_strategy_has_its_calibration(page: Path) -> None:
+def test_names_are_shown_as_code_and_each_candidate_has_its_calibration(page: Path) -> None:
     text = page.read_text()
     assert "`" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     verdict = re.search(r'id="verdict">(.*?)</p>', text)
@@ -233,21 +233,21 @@ def lines_of(*lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def test_columns_without_values_are_left_out_and_unknown_numbers_come_last() -> None:
     titles, rows = lines_of(
-        {"strategy": "gmu", "family": "early", "mae": 1234.56, "low": float("nan")}
+        {"candidate": "gmu", "family": "early", "mae": 1234.56, "low": float("nan")}
         | {"gain_difference": -3.25, "gain_p_holm": 0.0001, "outcome": "win", "spearman": 0.91234},
-        {"strategy": "logistic regression on everything", "family": "baseline", "mae": 1.5},
+        {"candidate": "logistic regression on everything", "family": "baseline", "mae": 1.5},
     )
-    assert titles == ["strategy", "MAE", "gain", "p\u00a0(Holm)", "outcome", "family", "spearman"]
+    assert titles == ["candidate", "MAE", "gain", "p\u00a0(Holm)", "outcome", "family", "spearman"]
     assert rows[0] == ["gmu", "1,235", "-3.25", "<0.001", "win", "early", "0.912"]
     assert rows[1][1:] == ["1.500", "", "", "", "baseline", ""]
 
 
 def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
     lines = [
-        {"strategy": "gmu", "family": "early", "kind": "fusion", "mae": 1234.56, "low": math.nan}
+        {"candidate": "gmu", "family": "early", "kind": "fusion", "mae": 1234.56, "low": math.nan}
         | {"high": math.nan, "gain_difference": -3.25, "gain_low": -4.0, "gain_high": 1.5}
         | {"gain_p_holm": 0.2, "missing_area": 1.0, "missing_area_low": 0.5},
-        {"strategy": "alone:image", "family": "single", "kind": "single", "mae": 12.3456}
+        {"candidate": "alone:image", "family": "single", "kind": "single", "mae": 12.3456}
         | {"low": 11.0, "high": 13.0},
     ]
     columns, cells = page_table(lines, "mae")
@@ -256,19 +256,26 @@ def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
     header, rows = text_table(lines, "mae")
     # Areas with intervals are shown only where a row was trained on incomplete data.
     gain = "gain over best single"
-    assert header == ["strategy", "family", "MAE", "95 %", gain, "p (Holm)"]
+    assert header == ["candidate", "family", "MAE", "95 %", gain, "p (Holm)"]
     assert rows[0] == ["gmu", "early", "1,235", "one seed", "-3.25 (-4 to +1.5)", "0.200"]
     for row, page_row in zip(rows, page_rows, strict=True):
         text_row = dict(zip(header, row, strict=True))
-        for title in ("strategy", "family", "MAE", "p (Holm)"):
+        for title in ("candidate", "family", "MAE", "p (Holm)"):
             assert text_row[title] == page_row[title]
     without_gain = [line for line in lines if line["kind"] == "single"]
-    assert text_table(without_gain, "mae")[0] == ["strategy", "family", "MAE", "95 %"]
+    assert text_table(without_gain, "mae")[0] == ["candidate", "family", "MAE", "95 %"]
 
 
 def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> None:
     columns, (row,) = page_table(
-        [{"strategy": "gmu", "accuracy": 0.5, "parameters": 128396, "samples_per_second": 54321.0}],
+        [
+            {
+                "candidate": "gmu",
+                "accuracy": 0.5,
+                "parameters": 128396,
+                "samples_per_second": 54321.0,
+            }
+        ],
         "accuracy",
     )
     cells = {column.title: cell for column, cell in zip(columns, row, strict=True)}
@@ -283,10 +290,10 @@ def test_a_page_without_classes_shows_the_metric_that_there_is() -> None:
     content = {**figures(whole), "metric": "mae", "shapley": {}, "controls": None}
     content["data"] = {**content["data"], "classes": 0, "test": 12345}
     for number, line in enumerate(whole.leaderboard):
-        for key in set(line) - {"strategy", "family", "kind", "score", "low", "high", "seeds"}:
+        for key in set(line) - {"candidate", "family", "kind", "score", "low", "high", "seeds"}:
             del line[key]
         line["mae"] = 1200.5 + number
-        for row in whole.candidate(line["strategy"]).rows:
+        for row in whole.candidate(line["candidate"]).rows:
             row["mae"] = line["mae"]
     text = report_html.page(whole, content, [])
     assert "12,345 test samples" in text

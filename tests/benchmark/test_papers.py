@@ -13,6 +13,7 @@ import pytest
 from fusionzoo.benchmark import api, store
 from fusionzoo.benchmark.report import combine, page, tables
 from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
+from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.benchmark.schedule import read_shard
 from fusionzoo.errors import FusionZooError
@@ -21,7 +22,7 @@ from helpers.planted import candidate, summary
 from helpers.setup_benchmark import SMALL, small
 
 OTHERS = """\
-strategy,accuracy,low,high,source
+candidate,accuracy,low,high,source
 MulT & friends (paper),0.912,0.90,0.92,Tsai et al. 2019
 older,0.41,,,
 """
@@ -50,13 +51,29 @@ def test_others_figures_stand_in_their_places_and_are_marked(others: Path) -> No
     measured = planted()
     external = read_external(others, "accuracy", ["gmu", "sum"])
     lines = with_external(measured["leaderboard"], external)
-    assert [line["strategy"] for line in lines] == [
+    assert [line["candidate"] for line in lines] == [
         *("MulT & friends (paper)", "gmu", "sum", "alone:image", "older")
     ]
     assert [line["kind"] == EXTERNAL for line in lines] == [True, False, False, False, True]
     text = tables.markdown({**measured, "leaderboard": lines})
     assert "| MulT & friends (paper) | external | 0.912 | 0.900 to 0.920 |" in text
     assert "Tsai et al. 2019" in text
+
+
+def test_files_in_which_a_candidate_was_called_a_strategy_are_read(
+    tmp_path: Path, others: Path
+) -> None:
+    external = read_external(others, "accuracy", [])
+    others.write_text(OTHERS.replace("candidate", "strategy"))
+    assert read_external(others, "accuracy", []) == external
+    figures = {**planted(), "leaderboard": with_external(planted()["leaderboard"], external)}
+    text = json.dumps(figures)
+    assert text.count('"candidate":') == 5
+    (tmp_path / "summary.json").write_text(text.replace('"candidate":', '"strategy":'))
+    assert json.dumps(Report.read(tmp_path).figures) == text
+    columns = (["strategy", "metric"], ["candidate", "metric"])
+    earlier, now = (tables.latex(figures, names) for names in columns)
+    assert earlier == now and r"candidate & accuracy \\" in now
 
 
 @pytest.mark.slow
@@ -76,14 +93,15 @@ def test_others_figures_change_no_figure_and_no_verdict(tmp_path: Path, others: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,accuracy\nx,0.5", "has no column 'strategy'"),
-        ("strategy,f1\nx,0.5", "has no column 'accuracy'"),
-        ("strategy,accuracy,sorce\nx,0.5,y", "unknown column 'sorce'. Did you mean 'source'?"),
-        ("strategy,accuracy\nx,87.1", "line 2: accuracy must be a number between 0 and 1"),
-        ("strategy,accuracy\nx,0.5\ny,", "line 3: accuracy must be a number"),
-        ("strategy,accuracy\nx,high", "line 2: accuracy is 'high', not a number"),
-        ("strategy,accuracy\ngmu,0.5", "strategy 'gmu' is measured here or listed twice"),
-        ("strategy,accuracy,low\nx,0.5,0.4", "an interval needs both low and high"),
+        ("name,accuracy\nx,0.5", "has no column 'candidate'"),
+        ("candidate,f1\nx,0.5", "has no column 'accuracy'"),
+        ("candidate,accuracy,sorce\nx,0.5,y", "unknown column 'sorce'. Did you mean 'source'?"),
+        ("candidate,accuracy\nx,87.1", "line 2: accuracy must be a number between 0 and 1"),
+        ("candidate,accuracy\nx,0.5\ny,", "line 3: accuracy must be a number"),
+        ("candidate,accuracy\nx,high", "line 2: accuracy is 'high', not a number"),
+        ("candidate,accuracy\ngmu,0.5", "candidate 'gmu' is measured here or listed twice"),
+        ("candidate,strategy,accuracy\nx,x,0.5", "has the column 'candidate' twice"),
+        ("candidate,accuracy,low\nx,0.5,0.4", "an interval needs both low and high"),
     ],
 )
 def test_a_file_of_others_figures_with_a_fault_is_refused(
@@ -102,9 +120,9 @@ def test_a_missing_file_of_others_figures_is_named() -> None:
 
 def test_an_error_ranks_by_less(tmp_path: Path) -> None:
     path = tmp_path / "others.csv"
-    path.write_text("strategy,mae\ngood,0.5\nbad,2.5\n")
+    path.write_text("candidate,mae\ngood,0.5\nbad,2.5\n")
     lines = with_external([], read_external(path, "mae", []))
-    assert [line["strategy"] for line in lines] == ["good", "bad"]
+    assert [line["candidate"] for line in lines] == ["good", "bad"]
 
 
 def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
@@ -112,7 +130,7 @@ def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
 ) -> None:
     measured = planted()
     lines = with_external(measured["leaderboard"], read_external(others, "accuracy", []))
-    text = tables.latex({**measured, "leaderboard": lines}, ["strategy", "metric", "source"])
+    text = tables.latex({**measured, "leaderboard": lines}, ["candidate", "metric", "source"])
     rows = text.partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
     assert rows[0] == r"MulT \& friends (paper) & \textbf{0.912} & Tsai et al. 2019 \\"
     assert rows[1] == r"gmu & 0.805 &  \\"
@@ -127,13 +145,13 @@ def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
 
 def test_an_unknown_column_of_the_table_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(FusionZooError, match=r"unknown column 'metrik'\. Did you mean 'metric'"):
-        api.run(small(tmp_path, table_columns=["strategy", "metrik"]))
+        api.run(small(tmp_path, table_columns=["candidate", "metrik"]))
     assert not [*tmp_path.rglob("*.npz")]
 
 
 def test_combined_ranks_are_a_table_for_a_paper_too(tmp_path: Path) -> None:
     lines = planted()
-    third = {**lines["leaderboard"][0], "strategy": "mean", "accuracy": 0.6, "score": 0.6}
+    third = {**lines["leaderboard"][0], "candidate": "mean", "accuracy": 0.6, "score": 0.6}
     shown = {**lines, "leaderboard": [*lines["leaderboard"], third], "metric": "accuracy"}
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -28,7 +28,7 @@ def report_of(tmp_path: Path, **changes: Any) -> Report:
 
 
 def lines_of(report: Report) -> dict[str, dict[str, Any]]:
-    return {line["strategy"]: line for line in report.figures["leaderboard"]}
+    return {line["candidate"]: line for line in report.figures["leaderboard"]}
 
 
 def test_equal_predictions_have_equal_figures_whether_candidate_or_baseline(
@@ -47,7 +47,7 @@ def test_equal_predictions_have_equal_figures_whether_candidate_or_baseline(
     lines = lines_of(report_of(tmp_path, data=data, folds=3, seeds=2))
     baseline, candidate = lines["single by validation"], lines["alone:a"]
     assert len(baseline) > 10
-    for key in set(baseline) - {"strategy", "family", "kind"}:
+    for key in set(baseline) - {"candidate", "family", "kind"}:
         assert baseline[key] == pytest.approx(candidate[key], nan_ok=True), key
 
 
@@ -76,7 +76,7 @@ def test_the_ensemble_of_seeds_averages_probabilities_at_the_cost_of_all_seeds(
     assert line["brier"] < fusion["brier"]
     assert "gain_difference" not in line
     table = csv.DictReader((tmp_path / "costs.csv").read_text().splitlines())
-    costs = {row["strategy"]: row for row in table}
+    costs = {row["candidate"]: row for row in table}
     for key, times in (("parameters", 3), ("macs", 3), ("samples_per_second", 1 / 3)):
         ratio = float(costs["ensemble of seeds"][key]) / float(costs["sum"][key])
         assert ratio == pytest.approx(times, rel=1e-4)

@@ -79,7 +79,7 @@ def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
 ) -> None:
     report = api.run(config(tmp_path, kind, unlabelled=6, corruptions="sample"))
     assert report.failed == {}
-    lines = {line["strategy"]: line for line in report.figures["leaderboard"]}
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     prior, linear, fused = (lines[x] for x in ("frequencies of the labels", baseline, "sum"))
     assert report.figures["metric"] == metric
     assert report.figures["data"]["test"] == ROWS - 6  # a sample without a label is not tested

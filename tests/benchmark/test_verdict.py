@@ -242,6 +242,6 @@ def test_html_shows_names_as_code_and_escapes_the_rest() -> None:
     assert code("`gmu` <0.001") == "<code>gmu</code> &lt;0.001"
 
 
-def test_planted_strategies_are_right_as_often_as_planted() -> None:
+def test_planted_candidates_are_right_as_often_as_planted() -> None:
     assert CLASSES > 2
     assert candidate("sum", [0.25]).logits.argmax(-1).eq(TARGET).double().mean() == 0.25

@@ -21,9 +21,9 @@ ALL = torch.arange(ITEMS)
 
 
 def candidate(name: str, accuracies: list[float], shift: int = 0) -> CandidateResults:
-    """A strategy that classifies this share of items correctly in each seed, in a fixed order.
+    """A candidate that classifies this share of items correctly in each seed, in a fixed order.
 
-    `shift` rotates the order, so that two strategies are correct on different items.
+    `shift` rotates the order, so that two candidates are correct on different items.
     """
     order = np.random.default_rng(0).permutation(ITEMS)
     order = np.roll(order, shift)
@@ -71,7 +71,7 @@ def summary(
     controls: Mapping[str, torch.Tensor] | None = None,
     target: torch.Tensor = TARGET,
 ) -> Summary:
-    """A finished benchmark of these strategies; all folds validate alike unless planted."""
+    """A finished benchmark of these candidates; all folds validate alike unless planted."""
     for results in candidates:
         if len(results.validation) == 1:
             results.validation *= folds

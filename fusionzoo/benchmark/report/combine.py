@@ -62,7 +62,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
         for i in order
     ]
     columns = [f"{data} ({x.title})" for data, x in zip(data_sets, metrics, strict=True)]
-    header = ("strategy", "average rank", *columns)
+    header = ("candidate", "average rank", *columns)
     words = verdict(common, ranking, data_sets)
     figures: dict[str, Any] = {
         "verdict": words,
@@ -99,7 +99,7 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
         return words + f" Friedman's test shows no difference between them (p = {ranking.p:.2f})."
     near = ranking.ranks <= ranking.ranks.min() + ranking.critical_difference
     return (
-        f"{words} The strategies differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"
+        f"{words} The candidates differ (Friedman p = {ranking.p:.2g}); {int(near.sum())} cannot be"
         f" told apart from the best (Nemenyi, critical difference"
         f" {ranking.critical_difference:.2f})."
     )
@@ -109,7 +109,7 @@ def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
     """Return the data set's name, its metric, and the score of each fusion, higher is better."""
     figures = Report.read(folder).figures
     scores = {
-        line["strategy"]: line["score"]
+        line["candidate"]: line["score"]
         for line in figures["leaderboard"]
         if line["kind"] == "fusion"
     }

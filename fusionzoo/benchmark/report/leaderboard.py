@@ -46,6 +46,7 @@ ECE_NOTE = (
 )
 SIGNIFICANT = 1 - statistics.LEVEL
 LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
+EARLIER_KEYS = {"strategy": "candidate"}  # of lines and columns, in files of earlier versions
 EXTERNAL = "external"  # kind and family of a line with figures that others report
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
@@ -53,7 +54,7 @@ HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 # The columns of each rendering, by name and in order.
 PAGE = (
-    *("strategy", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
+    *("candidate", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
     *(
         "missing",
         "lost",
@@ -69,11 +70,11 @@ PAGE = (
     *("nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
-    *("strategy", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
+    *("candidate", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
     *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
     *("gain_with_interval", "p", "source"),
 )
-TERMINAL = ("strategy", "metric", "interval", "untuned", "gain_with_interval")
+TERMINAL = ("candidate", "metric", "interval", "untuned", "gain_with_interval")
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
@@ -100,7 +101,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
         if candidate.kind not in ("baseline", "chosen"):
             line |= _robustness(summary, candidate)
         lines.append(line)
-    return sorted(lines, key=lambda line: (-line["score"], line["strategy"]))
+    return sorted(lines, key=lambda line: (-line["score"], line["candidate"]))
 
 
 def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
     interval = summary.interval(candidate.scores)
     low, high = sorted((metric.shown(interval.low), metric.shown(interval.high)))
     line = {
-        "strategy": candidate.name,
+        "candidate": candidate.name,
         "family": candidate.family,
         "kind": candidate.kind,
         "seeds": len(candidate.seeds),
@@ -192,7 +193,7 @@ def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, floa
 def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> list[dict[str, Any]]:
     """Read lines of others' figures from a CSV file, for the leaderboard alone.
 
-    Columns: `strategy`, the metric's name, and as wanted `low` and `high` (its interval), `source`
+    Columns: `candidate`, the metric's name, and as wanted `low` and `high` (its interval), `source`
     (a citation) and further figures by their names in summary.json, `macro_f1`. `measured` are
     names that are taken. No statistics, no choice and no verdict of the report reads these lines.
     """
@@ -203,15 +204,18 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            rows, header = list(reader), reader.fieldnames or []
+            reader.fieldnames = [EARLIER_KEYS.get(x, x) for x in reader.fieldnames or []]
+            rows, header = list(reader), reader.fieldnames
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FusionZooError(f"--external {path}: {error}") from None
-    for needed in ("strategy", metric):
+    for needed in ("candidate", metric):
         if needed not in header:
             raise FusionZooError(
-                f"--external {path} has no column {needed!r}: it needs `strategy,{metric}`, and may"
-                " have low, high, source"
+                f"--external {path} has no column {needed!r}: it needs `candidate,{metric}`, and"
+                " may have low, high, source"
             )
+        if header.count(needed) > 1:
+            raise FusionZooError(f"--external {path} has the column {needed!r} twice")
     for name in header:
         if name not in known:
             raise FusionZooError(
@@ -220,10 +224,10 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
     lines = []
     taken = set(measured)
     for number, row in enumerate(rows, start=2):
-        name = (row["strategy"] or "").strip()
+        name = (row["candidate"] or "").strip()
         if not name or name in taken:
             raise FusionZooError(
-                f"--external {path}, line {number}: strategy {name!r} is"
+                f"--external {path}, line {number}: candidate {name!r} is"
                 f" {'measured here or listed twice: give it another name' if name else 'empty'}"
             )
         taken.add(name)
@@ -236,11 +240,11 @@ def _external_line(
     name: str, row: Mapping[str, str | None], metric: Metric, place: str
 ) -> dict[str, Any]:
     """Turn one row of others' figures into a line of the leaderboard."""
-    line: dict[str, Any] = {"strategy": name, "family": EXTERNAL, "kind": EXTERNAL}
+    line: dict[str, Any] = {"candidate": name, "family": EXTERNAL, "kind": EXTERNAL}
     for key, text in row.items():
         if key == "source":
             line[key] = (text or "").strip()
-        elif key != "strategy" and text and text.strip():
+        elif key != "candidate" and text and text.strip():
             try:
                 line[key] = float(text)
             except ValueError:
@@ -259,7 +263,7 @@ def with_external(
     lines: Sequence[dict[str, Any]], external: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the lines of a leaderboard with those of others in their places."""
-    return sorted([*lines, *external], key=lambda line: (-line["score"], line["strategy"]))
+    return sorted([*lines, *external], key=lambda line: (-line["score"], line["candidate"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +301,7 @@ def _p_value(p: float) -> str:
 
 # Columns that are the same for every metric, by name.
 COMMON = {
-    "strategy": Column(keys=("strategy",), title="strategy", text=str),
+    "candidate": Column(keys=("candidate",), title="candidate", text=str),
     "p": Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
     "outcome": Column(keys=("outcome",), title="outcome", text=str),
     "family": Column(keys=("family",), title="family", text=str),
@@ -456,6 +460,7 @@ def paper_table(
     `names` are columns of `columns(metric)`, by default those of `TEXT`.
     """
     by_name = columns(metric)
+    names = [EARLIER_KEYS.get(name, name) for name in names]
     for name in names:
         if name not in by_name:
             raise FusionZooError(

@@ -26,7 +26,7 @@ from ..bench import metric_named
 from ..candidates import ALONE, is_single
 from ..clock import read_laps
 from . import plots
-from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
+from .leaderboard import EARLIER_KEYS, ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
@@ -86,7 +86,7 @@ def heat_map(summary: Summary, shapley: Mapping[str, Mapping[str, float]]) -> di
     cells = [figure for _, figures, _ in rows for figure in figures if not math.isnan(figure)]
     names = [row_label(subset, modalities) for subset in columns]
     table = (
-        ["strategy", *names, *(f"shapley {m}" for m in modalities)],
+        ["candidate", *names, *(f"shapley {m}" for m in modalities)],
         [[name, *figures, *values] for name, figures, values in rows],
     )
     return {
@@ -146,11 +146,11 @@ def _leaderboard(summary: Summary) -> dict[str, Any]:
 
 def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
     # The baselines without any input stand far below: the dots of the rest would touch.
-    lines = [line for line in summary.leaderboard if line["strategy"] not in (MAJORITY, PRIOR)]
+    lines = [line for line in summary.leaderboard if line["candidate"] not in (MAJORITY, PRIOR)]
     single = best_single(summary)
     best = summary.line(single.name)[metric] if single else None
     svg = plots.intervals(lines, best, metric)
-    header = ["strategy", metric, "low", "high"]
+    header = ["candidate", metric, "low", "high"]
     return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
 
 
@@ -170,7 +170,7 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
         "names": names,
         "matrix": matrix,
         "counts": counts,
-        "table": (["strategy", "average rank"], list(zip(names, ranking.ranks, strict=True))),
+        "table": (["candidate", "average rank"], list(zip(names, ranking.ranks, strict=True))),
         "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
     }
 
@@ -194,7 +194,7 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
         [title, name, *curve] for title, curves in panels.items() for name, curve in curves.items()
     ]
     svg = plots.missing(panels, RATES, highlighted(summary), metric)
-    return {"svg": svg, "table": (["missing", "strategy", *RATES], rows)}
+    return {"svg": svg, "table": (["missing", "candidate", *RATES], rows)}
 
 
 def _incomplete_fusions(summary: Summary) -> list[CandidateResults]:
@@ -222,7 +222,7 @@ def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
         for name, curve in curves.items()
     ]
     names = [*highlighted(summary), *(single.name for single in singles)]
-    header = ["modality", "corruption", "strategy", *(f"severity {s}" for s in at)]
+    header = ["modality", "corruption", "candidate", *(f"severity {s}" for s in at)]
     return {"svg": plots.corruptions(panels, at, names, metric), "table": (header, rows)}
 
 
@@ -248,7 +248,7 @@ def _calibration(summary: Summary) -> dict[str, Any] | None:
         for candidate in candidates
     }
     rows = [[name, *line] for name, lines in bins.items() for line in lines]
-    header = ["strategy", "confidence", "accuracy", "count"]
+    header = ["candidate", "confidence", "accuracy", "count"]
     return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
 
 
@@ -272,7 +272,7 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
         for title, points in panels.items()
     }
     families = {fusion.name: fusion.family for fusion in fusions}
-    header = ["strategy", metric, *fusions[0].facts]
+    header = ["candidate", metric, *fusions[0].facts]
     rows = [[fusion.name, shown(fusion.mean()), *fusion.facts.values()] for fusion in fusions]
     return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
 
@@ -281,7 +281,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
     """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
     metric = str(figures["metric"])
     facts = {candidate.name: candidate.facts for candidate in summary.candidates}
-    lines = [{**line, **facts.get(line["strategy"], {})} for line in figures["leaderboard"]]
+    lines = [{**line, **facts.get(line["candidate"], {})} for line in figures["leaderboard"]]
     columns, cells = page_table(lines, metric)
     text = template("page.html", PACKAGE).render(
         figures=figures,
@@ -437,7 +437,10 @@ class Report:
                 f"{folder} was written by an earlier version: the same command runs it again"
             )
         figures["leaderboard"] = [
-            {key: math.nan if value is None else value for key, value in line.items()}
+            {
+                EARLIER_KEYS.get(key, key): math.nan if value is None else value
+                for key, value in line.items()
+            }
             for line in figures["leaderboard"]
         ]
         return cls(Path(folder), figures)

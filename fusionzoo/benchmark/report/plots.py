@@ -444,12 +444,12 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
     return figure
 
 
-@drawn_twice("score of each strategy and its interval")
+@drawn_twice("score of each candidate and its interval")
 def intervals(
     layout: Layout, lines: Sequence[Mapping[str, Any]], single: float | None, metric: str
 ) -> Any:
     """Draw the score and its interval over seeds, a row per candidate, the best on top."""
-    figure, axes = row_axes(layout, [line["strategy"] for line in lines])
+    figure, axes = row_axes(layout, [line["candidate"] for line in lines])
     places = axes.get_yticks()
     scores = [line[metric] for line in lines]
     left = min(scores) - 0.1 * (max(scores) - min(scores) or 0.1)
@@ -469,7 +469,7 @@ def intervals(
     return finish(layout, figure)
 
 
-@drawn_twice("average rank of each strategy")
+@drawn_twice("average rank of each candidate")
 def critical_difference(layout: Layout, names: Sequence[str], ranking: Ranking) -> Any:
     """Draw average ranks; a bar joins those that Nemenyi's test cannot tell apart."""
     order = np.argsort(ranking.ranks, kind="stable")

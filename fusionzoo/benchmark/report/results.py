@@ -194,7 +194,7 @@ class Summary:
 
     def line(self, name: str) -> dict[str, Any]:
         """Return one candidate's line of the leaderboard."""
-        return next(line for line in self.leaderboard if line["strategy"] == name)
+        return next(line for line in self.leaderboard if line["candidate"] == name)
 
     def of_kind(self, kind: str) -> list[CandidateResults]:
         """Return the candidates of a kind, the best on the test split first."""

@@ -82,7 +82,7 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
         modalities = all_modalities
         if is_single(candidate.name):
             modalities = modalities_of(summary.bench, candidate.name)
-        names = {"strategy": candidate.name, "family": candidate.family}
+        names = {"candidate": candidate.name, "family": candidate.family}
         for row in candidate.rows:
             subset = subset_label(modalities) if row["subset"] == "full" else row["subset"]
             rows.append({**names, **row, "subset": subset})
@@ -415,7 +415,7 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     leaking = [name for name, p in corrected.items() if p < SIGNIFICANT]
     chance = metric.shown(float(prior.scores.mean()))
     words = (
-        f"Trained on shuffled labels, {len(scores)} strategies reach a {metric.title} of"
+        f"Trained on shuffled labels, {len(scores)} candidates reach a {metric.title} of"
         f" {np.mean(list(scores.values())):.3f} on average ({min(scores.values()):.3f} to"
         f" {max(scores.values()):.3f}); the {PRIOR} alone reach {chance:.3f}."
     )
@@ -466,7 +466,7 @@ def _figures(accuracies: dict[str, float], chance: float, limit: float, samples:
     if len(values) == 1:
         reached = f"`{next(iter(accuracies))}` reaches {values[0]:.3f}"
     else:
-        reached = f"{len(values)} strategies reach {np.mean(values):.3f} on average"
+        reached = f"{len(values)} candidates reach {np.mean(values):.3f} on average"
         reached += f" ({min(values):.3f} to {max(values):.3f})"
     return (
         f"Trained on shuffled labels, {reached}. The test split's most frequent class makes"

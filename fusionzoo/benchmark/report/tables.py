@@ -68,7 +68,7 @@ def booktabs(
 ) -> str:
     """Return a table for LaTeX with the package booktabs; the cells are LaTeX already."""
     titles = [_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header]
-    words = [part for part in ("strategy", "family", "source") if part in header]
+    words = [part for part in ("candidate", "family", "source") if part in header]
     align = "".join("l" if title in words else "r" for title in header)
     lines = [
         *(f"% {note}" for note in notes),
@@ -92,13 +92,13 @@ def data_label(data: Mapping[str, Any]) -> str:
 
 
 def costs(summary: Summary) -> str:
-    """Return what each measured strategy costs, as CSV."""
+    """Return what each measured candidate costs, as CSV."""
     rows = [
         [candidate.name, *(f"{candidate.facts[key]:.6g}" for key in COSTS)]
         for candidate in summary.candidates
         if candidate.facts
     ]
-    return csv_text(["strategy", *COSTS], rows)
+    return csv_text(["candidate", *COSTS], rows)
 
 
 def write_parquet(summary: Summary, path: Path) -> None:

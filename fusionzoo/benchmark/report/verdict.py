@@ -110,7 +110,7 @@ def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
     """Say that a verdict is provisional: what is done, what is not, what stopped it."""
     cfg = summary.bench.cfg
     seeds = min(len(x.seeds) for x in summary.candidates if x.name in names)
-    done = f"every strategy has {seeds} of {cfg.seeds} seed{'s' if cfg.seeds > 1 else ''}"
+    done = f"every candidate has {seeds} of {cfg.seeds} seed{'s' if cfg.seeds > 1 else ''}"
     if summary.bench.of_folds:
         done += f", 1 of {summary.bench.of_folds} folds ({len(summary.target):,} samples)"
     if (cfg.tune or 0) > 1:
@@ -196,7 +196,7 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
             " training data overlaps."
         )
     if summary.failed:
-        sentences.append(f"{len(summary.failed)} strategies failed: {', '.join(summary.failed)}.")
+        sentences.append(f"{len(summary.failed)} candidates failed: {', '.join(summary.failed)}.")
     return " ".join(sentences)
 
 
@@ -374,9 +374,9 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     name, top, score = f"`{tied[0]}`", table[0], leader["score"]
     shown = f"{metric.shown(score):.3f}"
     if top["score"] > score + 1e-9:
-        first = f"the baseline `{top['strategy']}`"
+        first = f"the baseline `{top['candidate']}`"
         if top["family"] == "single":
-            first = single_title(top["strategy"])
+            first = single_title(top["candidate"])
         words = f"In the table {first} leads with {metric.shown(top['score']):.3f}, above every"
         words += f" fusion; the best of them is {name} with {shown}."
     elif abs(score - _best_single_score(table)) < 1e-9:
@@ -393,9 +393,9 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             else f"Every other fusion scores significantly below {name} (Holm-corrected)."
         )
     for line in table:
-        if line["strategy"] in (MAJORITY, PRIOR) and line["score"] > score + 1e-9:
+        if line["candidate"] in (MAJORITY, PRIOR) and line["score"] > score + 1e-9:
             share = f"{metric.shown(line['score']):.3f}"
-            sentences.append(f"Every fusion scores below the {line['strategy']} ({share}).")
+            sentences.append(f"Every fusion scores below the {line['candidate']} ({share}).")
     return sentences
 
 
@@ -441,9 +441,9 @@ def incomplete(summary: Summary) -> dict[str, Any] | None:
     changed = [f"change of {title}" for title in titles]
     ends = [f"{title}{end}" for title in (*titles, *changed) for end in ("", " low", " high")]
     return {
-        "header": ["strategy", *titles, *changed],
+        "header": ["candidate", *titles, *changed],
         "rows": rows,
-        "table": (["strategy", *ends], numbers),
+        "table": (["candidate", *ends], numbers),
     }
 
 
