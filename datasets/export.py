@@ -22,7 +22,7 @@ from .media.encode import media_bytes
 from .shards.stored import files_of, has_several, in_files, segment_columns
 from .tables.paths import holds_paths
 from .tables.provenance import with_kinds
-from .tables.table import Samples, table_columns
+from .tables.table import Samples, check_unedited, table_columns
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv")
 BATCH = 500  # samples written together
@@ -31,6 +31,7 @@ MEDIA = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
     """Write the samples to a table; return the settings that open it, see `to_manifest`."""
+    check_unedited(dataset, "written as a manifest")
     path = path.expanduser()
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:

@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from .tables.paths import is_collecting
 from .tables.provenance import Provenance
 from .tables.splits import class_columns, make_splits
-from .tables.table import ROLES, Samples
+from .tables.table import ROLES, Samples, check_unedited
 
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
@@ -496,6 +496,8 @@ def join_arguments(
     drop_empty: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of the `PairedDataset` that joins other ones."""
+    for source in sources.values():
+        check_unedited(source, "joined")
     policies = {name: source.on_error for name, source in sources.items()}
     if len(set(policies.values())) > 1:
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")

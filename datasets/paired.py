@@ -105,6 +105,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.provenance = provenance or Provenance()
         self.rows = torch.arange(len(table))
         self.readers: dict[str, Callable[[int], Any]] = {}
+        self.edits: tuple[Callable[[Sample], Sample | None], ...] = ()
         self.on_error: OnError = on_error
         self.max_errors = max_errors
         self.sample_rate, self.frames = sample_rate, frames
@@ -145,7 +146,10 @@ class PairedDataset(Dataset[Sample | None]):
                     self.failed.note_tried(row, column)
         row_id, split = self._cell("id", row), self._cell("split", row)
         goes_on = partial(self._continue_without, row)
-        return Sample(row_id, split, self._target(row), values, seed, goes_on)
+        sample: Sample | None = Sample(row_id, split, self._target(row), values, seed, goes_on)
+        for edit in self.edits:
+            sample = sample and edit(sample)
+        return sample
 
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
@@ -345,6 +349,18 @@ class PairedDataset(Dataset[Sample | None]):
         the table."""
         view = copy.copy(self)
         view.readers = dict(readers)
+        return view
+
+    def edited(self, edit: Callable[[Sample], Sample | None]) -> Self:
+        """Return the same samples, each as `edit(sample)` returns it; None skips the sample.
+
+        Edits of an edited view come one after another. They change what is decoded, not what is
+        stored: `references`, lengths and the statistics of encoders stay those of the original, and
+        joining, storing or caching an edited view is an error. A `DataLoader` that starts its
+        workers anew needs an `edit` that can be pickled: a function of a module, not a lambda.
+        """
+        view = copy.copy(self)
+        view.edits = (*self.edits, edit)
         return view
 
     def drop(self, rate: float, seed: int = 0) -> Self:

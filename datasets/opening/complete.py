@@ -54,7 +54,7 @@ from ..sources.infer import (
     tells_alone,
 )
 from ..sources.table_files import WORKBOOKS, sheet_names, table_suffix
-from ..sources.table_settings import NA, TableSettings
+from ..sources.table_settings import TableSettings
 from ..tables.arrow import is_list, list_names
 from ..tables.provenance import Loaded
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
@@ -353,10 +353,8 @@ def _table(done: Completed) -> pa.Table:
 
 def _missing(settings: Mapping[str, Any], loaded: Loaded | None) -> list[str]:
     """Return the words in cells that stand for missing values."""
-    words = settings.get("na")
-    if words is None:
-        return [] if loaded is None or loaded.has_nulls else [*NA]
-    return TableSettings(na=words).missing_words
+    has_nulls = loaded is None or loaded.has_nulls
+    return TableSettings(na=settings.get("na")).missing_words(has_nulls)
 
 
 def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:

@@ -11,7 +11,6 @@ from ..sources.table_files import read_table, table_suffix
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import with_text_of_uuids
 from ..tables.provenance import Loaded
-from ..tables.table import word_list
 from .naming import STORED, UNNAMED
 
 
@@ -28,8 +27,7 @@ def _load(settings: TableSettings) -> Loaded:
     if not isinstance(root, str | os.PathLike):
         from ..sources.in_memory import read_objects
 
-        fields = word_list(settings.fields) if settings.fields else []
-        return read_objects(root, fields, settings.stream_limit)
+        return read_objects(settings)
     path = Path(root).expanduser()
     if is_url(root) or path.is_dir():
         from ..shards.read import open_shards

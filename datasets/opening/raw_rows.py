@@ -53,7 +53,8 @@ def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str
     columns = {x: y for x, y in (stored.get("columns") or {}).items() if x not in ROLES}
     described = {**stored, "columns": columns}
     described.pop("group_column", None)
-    settings = {"name": TABLE, "root": _without_roles(read_objects(rows), described)}
+    loaded = _without_roles(read_objects(TableSettings(root=rows)), described)
+    settings = {"name": TABLE, "root": loaded}
     done = complete_for_model(settings, described)
     for note in done.notes:
         if not note.startswith(AS_TRAINED):

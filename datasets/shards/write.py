@@ -25,7 +25,7 @@ from fusionzoo.files import replacing, write_json, write_text
 from fusionzoo.progress import progress_bar
 
 from ..tables.hugging_face import LIBRARY, undecoded_stream
-from ..tables.table import Samples, table_columns
+from ..tables.table import Samples, check_unedited, table_columns
 from .storage import (
     BYTES,
     DIGESTS,
@@ -298,6 +298,7 @@ def write_shards(
     dataset: Samples, out: Path, settings: Settings, *, progress: bool = False
 ) -> Written:
     """Write a data set as shards into the folder `out`, or go on with a conversion there."""
+    check_unedited(dataset, "written as shards")
     if settings.format not in FORMATS:
         raise FusionZooError(f"format {settings.format!r} is none of {', '.join(FORMATS)}")
     if settings.shard_mb < 1 or settings.block_mb <= 0:

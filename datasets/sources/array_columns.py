@@ -65,14 +65,12 @@ def gather_arrays(
 
     A modality's kind follows from the shape of its values, unless `kinds` names it.
     """
-    root = loaded.root or Path()
-    allow_outside = settings.allow_outside or loaded.root is None
     gathered = ArrayColumns(loaded.table, dict(roles), dict(kinds), {}, ())
     for name, words in (settings.arrays or {}).items():
         flag = f"--data.arrays.{name}"
         if name in ("id", "split", "target", "group"):
             raise FusionZooError(f"{flag}: {name} is no modality")
-        files = [_find(word, flag, root, allow_outside) for word in word_list(words)]
+        files = [_find(word, flag, loaded, settings) for word in word_list(words)]
         if len(files) not in (1, 2):
             raise FusionZooError(f"{flag} takes a file of arrays and, if any, one of ids")
         ids_array = files[1] if len(files) == 2 else None
@@ -81,7 +79,7 @@ def gather_arrays(
             values = _open(array, ids_array, kinds.get(name))
         except FusionZooError as error:
             raise FusionZooError(f"{flag}: {error}") from error
-        numbers = _match_rows(Columns(loaded.source, loaded.table, roles, settings), values, flag)
+        numbers = _match_rows(Columns(loaded, roles, settings), values, flag)
         column = name
         while fold(column) in map(fold, gathered.table.column_names):
             column = f"{column} (array)"
@@ -95,7 +93,9 @@ def gather_arrays(
     return gathered
 
 
-def _find(word: str, flag: str, root: Path, allow_outside: bool) -> ArrayItem:
+def _find(word: str, flag: str, loaded: Loaded, settings: TableSettings) -> ArrayItem:
+    root = loaded.root or Path()
+    allow_outside = settings.allow_outside or loaded.root is None
     item = find_item(word, root)
     if item is None or item.rows is not None:
         raise FusionZooError(f"{flag} {word!r} names no file of arrays: .npy, .npz, .h5 or .hdf5")

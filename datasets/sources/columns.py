@@ -53,16 +53,11 @@ class Columns:
     are not used.
     """
 
-    def __init__(
-        self,
-        source: str,
-        table: pa.Table,
-        roles: Mapping[str, str],
-        settings: TableSettings,
-        row_numbers: RowNumbers | None = None,
-    ) -> None:
-        self.source, self.table, self.roles = source, table, roles
-        self.settings, self.row_numbers = settings, row_numbers or RowNumbers()
+    def __init__(self, loaded: Loaded, roles: Mapping[str, str], settings: TableSettings) -> None:
+        table, source = loaded.table, loaded.source
+        self.source, self.table, self.roles, self.settings = source, table, roles, settings
+        self.row_numbers = loaded.provenance.row_numbers or RowNumbers()
+        self.missing_words = settings.missing_words(loaded.has_nulls)
         self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
         self.used: set[int] = set()
         self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing
@@ -243,7 +238,7 @@ class Columns:
 
     def _without_missing(self, role: str, text: Any, stripped: Any, words_missing: bool) -> Any:
         """Return `text` with null where `stripped` is empty or a word for a missing value."""
-        words = pa.array(["", *(self.settings.missing_words if words_missing else ())])
+        words = pa.array(["", *(self.missing_words if words_missing else ())])
         is_missing = pc.is_in(stripped, value_set=words)
         if not pc.any(is_missing).as_py():
             return text
@@ -300,7 +295,7 @@ def gather_columns(
     Return also the words that were read as missing, counted by column.
     """
     table, source = loaded.table, loaded.source
-    columns = Columns(source, table, {}, settings)
+    columns = Columns(loaded, {}, settings)
     words = word_list(settings.categorical)
     for name in words:
         columns.require(name, "--data.categorical")
@@ -321,7 +316,7 @@ def gather_columns(
             f"{source}: --data.categorical names {lost[0]!r}, which is in no tabular modality:"
             f" --data.columns.tabular {lost[0]},..."
         )
-    _refuse_labels(gathered, plain, settings.targets or (), source)
+    _refuse_labels(gathered, plain, columns)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
     needed |= {fold(name) for name in (settings.group_column, settings.time_column) if name}
     joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
@@ -421,19 +416,16 @@ def _columns_of(name: str, roles: Roles, columns: Columns) -> list[str]:
 
 
 def _refuse_labels(
-    gathered: Mapping[str, list[str]],
-    plain: Mapping[str, str],
-    targets: Collection[str],
-    source: str,
+    gathered: Mapping[str, list[str]], plain: Mapping[str, str], table: Columns
 ) -> None:
     """Raise an error if a column of a tabular modality is an id, a split or a label."""
     roles = {fold(plain.get(role, role)): role for role in ("id", "split", "target")}
-    roles |= {fold(plain.get(name, name)): "target" for name in targets}
+    roles |= {fold(plain.get(name, name)): "target" for name in table.settings.targets or ()}
     for name, columns in gathered.items():
         for column in columns:
             if fold(column) in roles:
                 raise FusionZooError(
-                    f"{source}: column {column!r} is the {roles[fold(column)]}, and"
+                    f"{table.source}: column {column!r} is the {roles[fold(column)]}, and"
                     f" --data.columns.{name} names it as an input: choose one"
                 )
 

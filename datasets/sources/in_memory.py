@@ -22,7 +22,7 @@ from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
 from ..tables.provenance import Loaded, mark_index
 from .media_columns import ObjectCells
-from .table_settings import STREAM_LIMIT
+from .table_settings import TableSettings
 
 SKIPPED = "_"  # in `fields`: an entry that nothing uses
 
@@ -185,15 +185,17 @@ def _arrow_rows(rows: Sequence[Mapping[str, Any] | None]) -> Any:
     return pa.StructArray.from_arrays(columns, names, mask=pa.array([x is None for x in rows]))
 
 
-def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STREAM_LIMIT) -> Loaded:
-    """Read a table or data set in memory; images, clips and arrays stay as they are.
+def read_objects(settings: TableSettings) -> Loaded:
+    """Read the table or data set in memory that `settings.root` is; images, clips and arrays stay
+    as they are.
 
     `fields` names the entries of rows that are tuples. Of a stream (an `IterableDataset`, a
     generator) at most `stream_limit` samples are read.
     """
+    data, fields = settings.root, settings.field_names
     kind = f"the {type(data).__name__}"
     if is_hugging_face(data):
-        return _read_hugging_face(data, fields, stream_limit)
+        return _read_hugging_face(settings)
     if _is_pandas(data):
         return _read_frame(data, kind)
     if hasattr(data, "__arrow_c_stream__"):
@@ -206,7 +208,7 @@ def read_objects(data: Any, fields: Sequence[str] = (), stream_limit: int = STRE
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_stream:
         return _read_map_style(data, fields, kind)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
-        return read_rows(_read_stream(data, stream_limit, kind), fields, kind)
+        return read_rows(_read_stream(data, settings.stream_limit, kind), fields, kind)
     raise FusionZooError(
         f"{kind} is no table: give a DataFrame, an Arrow table, a list of dicts, a dict of columns,"
         " or a Hugging Face or PyTorch data set"
@@ -258,10 +260,11 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
     return Loaded(table=pa.table(arrays), source=source, memory=memory, kinds=kinds)
 
 
-def _read_hugging_face(data: Any, fields: Sequence[str], stream_limit: int) -> Loaded:
+def _read_hugging_face(settings: TableSettings) -> Loaded:
+    data, fields, limit = settings.root, settings.field_names, settings.stream_limit
     if (getattr(data, "format", None) or {}).get("type") == "custom":
         return _read_map_style(data, fields, "the Dataset with a transform")
-    parts = read_hugging_face(data, lambda rows, name: _read_stream(rows, stream_limit, name))
+    parts = read_hugging_face(data, lambda rows, name: _read_stream(rows, limit, name))
     if isinstance(parts, Loaded):
         return parts
     loaded = read_rows(parts.rows, fields, parts.source)

@@ -187,13 +187,13 @@ def with_slashes(
 
 
 def expand_patterns(
-    loaded: Loaded, kinds: Mapping[str, str], frames: int | None, *, must_match: bool
+    loaded: Loaded, kinds: Mapping[str, str], settings: TableSettings, *, must_match: bool
 ) -> Loaded:
     """Replace patterns in cells of images and clips by lists of the files that match, sorted.
 
     `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by
     value. A pattern that matches nothing is an error or, unless it `must_match`, a file that is not
-    there. Of more than `frames` images as many are taken, uniformly spaced.
+    there. Of more than `settings.frames` images as many are taken, uniformly spaced.
     """
     table, root = loaded.table, loaded.root or Path()
     place = partial(_place, loaded.source, table, loaded.provenance)
@@ -206,7 +206,7 @@ def expand_patterns(
         texts = column if is_text else pc.list_flatten(column)
         if not pc.any(pc.match_substring_regex(texts, f"[{WILDCARDS}]")).as_py():
             continue
-        count = frames if kind == "image" else None
+        count = settings.frames if kind == "image" else None
         known: dict[str, list[str]] = {}
         cells: list[list[str] | None] = []
         for row, cell in enumerate(column.to_pylist()):

@@ -45,7 +45,7 @@ from .media_columns import (
     with_slashes,
     without_empty,
 )
-from .table_settings import NA, Roles, TableSettings
+from .table_settings import Roles, TableSettings
 
 TIME = "time_column"  # role of the column by whose times splits are made
 SCALAR_TYPES = (
@@ -220,16 +220,17 @@ def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
     if "split" in table:
         return SplitColumn(*_read_column(table, columns["id"]), None)
     key = "group" if "group" in columns else "id"
-    shares = table.settings.shares
     if TIME in table.roles:
-        return SplitColumn(*_by_time(table, columns[key], shares), None)
+        return SplitColumn(*_by_time(table, columns[key]), None)
     labels = class_columns(columns, table.settings.label_kinds)
-    by_hash = make_splits(columns[key], labels, shares, unique=key == "id")
+    by_hash = make_splits(columns[key], labels, table.settings.shares, unique=key == "id")
     name = repr(table.name(key)) if key in table else "the row"
-    return SplitColumn(by_hash.splits, f"by a hash of {name}{by_hash.rule}", tuple(shares))
+    return SplitColumn(
+        by_hash.splits, f"by a hash of {name}{by_hash.rule}", tuple(table.settings.shares)
+    )
 
 
-def _by_time(table: Columns, keys: Any, shares: Sequence[float]) -> tuple[Any, str]:
+def _by_time(table: Columns, keys: Any) -> tuple[Any, str]:
     """Return splits by the column of times, and the rule with the first time of each."""
     name, cells = table.name(TIME), table.text(TIME)
     encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
@@ -245,6 +246,7 @@ def _by_time(table: Columns, keys: Any, shares: Sequence[float]) -> tuple[Any, s
             f"{table.where(row)}: {name!r}, by which splits are made (--data.time_column),"
             f" {problem}: correct it, or remove the row"
         )
+    shares = table.settings.shares
     splits = splits_by_time(times, keys, shares)
     starts = []
     for split, share in zip(SPLITS, shares, strict=True):
@@ -281,8 +283,6 @@ def open_table(
     loaded: Loaded, settings: TableSettings, shared: SharedSettings = DEFAULTS
 ) -> PairedDataset:
     """Return the data set of a table."""
-    if settings.na is None:
-        settings = replace(settings, na=() if loaded.has_nulls else NA)
     index = read_declared(loaded.table, loaded.source).index
     columns, segments = split_roles(settings)
     table, kinds, roles, inferred = apply_declared(loaded, columns, settings)
@@ -294,7 +294,7 @@ def open_table(
     provenance = replace(
         loaded.provenance, inferred=inferred, split_rule=loaded.split_rule, notes=gathered.notes
     )
-    known = Columns(loaded.source, gathered.table, gathered.roles, settings, provenance.row_numbers)
+    known = Columns(replace(loaded, table=gathered.table), gathered.roles, settings)
     known.missing.update(gathered.missing)
     provenance = replace(provenance, id_column=_name_of_ids(known, index))
     with _errors_of_types(loaded.source):
@@ -305,7 +305,7 @@ def open_table(
     expanded = expand_patterns(
         replace(loaded, table=rows, provenance=provenance),
         outside,
-        settings.frames,
+        settings,
         must_match=must_exist,
     )
     dataset = PairedDataset(
@@ -361,8 +361,9 @@ def _in_stored_order(names: Mapping[str, str], loaded: Loaded, columns: Roles) -
     return {name: names[name] for name in sorted(names, key=order.index)}
 
 
-def _label_columns(table: Columns, targets: Mapping[str, str]) -> list[str]:
+def _label_columns(table: Columns) -> list[str]:
     """Return the columns of labels besides `target`."""
+    targets = table.settings.targets or {}
     for name in targets:
         if name in table.roles and name not in ROLES:
             raise FusionZooError(
@@ -380,7 +381,7 @@ def _read_columns(
     """Return the table of the data set, its modalities with their kinds, and its provenance."""
     targets = table.settings.targets
     label_kinds = {**(labels_of_join() or {}), **table.settings.label_kinds}
-    labels = _label_columns(table, targets or {})
+    labels = _label_columns(table)
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
     values, notes = _read_values(table, names)

@@ -116,9 +116,18 @@ class TableSettings:
         return {"target": "classification"} if self.targets is None else self.targets
 
     @property
-    def missing_words(self) -> list[str]:
-        """Words that stand for a missing value."""
-        words = [self.na] if isinstance(self.na, int | float) else self.na or ()
+    def field_names(self) -> list[str]:
+        """Names of the entries of rows that are tuples."""
+        return word_list(self.fields) if self.fields else []
+
+    def missing_words(self, has_nulls: bool) -> list[str]:
+        """Return the words that stand for a missing value.
+
+        Without `na`, a table that marks missing values (`has_nulls`) has no such words.
+        """
+        usual = () if has_nulls else NA
+        na = usual if self.na is None else self.na
+        words = [na] if isinstance(na, int | float) else na or ()
         return word_list(words if isinstance(words, str) else [str(word) for word in words])
 
     @property

@@ -289,6 +289,7 @@ class Samples(Protocol):
     scheme: tuple[Target, ...] | None
     classes: list[str]
     label_values: Tensor
+    edits: tuple[Callable[..., Any], ...]
 
     def __len__(self) -> int: ...
 
@@ -331,6 +332,15 @@ def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
     for column, name in enumerate(modalities):
         present[:, column] = torch.tensor(table[name].is_valid().to_numpy())
     return present
+
+
+def check_unedited(dataset: Samples, action: str) -> None:
+    """Raise an error if an action that takes stored values meets a view that edits them."""
+    if dataset.edits:
+        raise FusionZooError(
+            f"{dataset.source}: an edited view cannot be {action}, which takes the values as they"
+            " are stored: do so before `edited`"
+        )
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:

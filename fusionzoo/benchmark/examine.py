@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
 from fusionzoo.evaluation.measure import Given, logits_of
-from fusionzoo.evaluation.robustness import LOST_PART, Corrupted
+from fusionzoo.evaluation.robustness import LOST_PART, corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures, encode
@@ -124,7 +124,7 @@ class Examiner:
         samples = self.feed.dataset.subset(damaged_rows(self.bench, self.fold))
         for condition in conditions(self.bench):
             if condition[0] in self.modalities:
-                damaged = Corrupted(samples, *condition)
+                damaged = corrupted(samples, *condition)
                 yield condition, self._encode(model, damaged, condition[0])
 
     def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:

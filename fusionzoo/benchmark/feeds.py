@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,23 +58,24 @@ def draw_damaged(bench: Bench, fold: Fold, rate: float) -> Tensor:
     return damaged & learned[:, None]
 
 
-class LostParts(PairedDataset):
-    """A data set in which some samples lose a part of a modality, always the same part."""
+def with_lost_parts(dataset: PairedDataset, damaged: Mapping[str, Tensor]) -> PairedDataset:
+    """Return a data set in which some samples lose a part of a modality, always the same part.
 
-    def __init__(self, dataset: PairedDataset, damaged: Mapping[str, Tensor]) -> None:
-        """`damaged` maps modalities to the samples whose value loses a part, bool (N,)."""
-        self.__dict__.update(copy.copy(dataset).__dict__)
-        self.damaged_rows = {  # numbers in the table, which views share
-            name: set(dataset.rows[mask].tolist()) for name, mask in damaged.items()
-        }
+    `damaged` maps modalities to the samples whose value loses a part, bool (N,).
+    """
+    ids = {name: {*dataset.subset(mask.nonzero()[:, 0]).ids} for name, mask in damaged.items()}
+    return dataset.edited(partial(_lose_parts, kinds=dataset.modalities, ids=ids))
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
-        sample = super().__getitem__(key)
-        row = int(self.rows[key[0] if isinstance(key, tuple) else key])
-        for name, kind in self.modalities.items():
-            if sample is not None and row in self.damaged_rows.get(name, ()):
-                sample = corrupt_sample(sample, name, kind, LOST_PART[kind], SEVERITY)
-        return sample
+
+def _lose_parts(
+    whole: Sample, kinds: Mapping[str, str], ids: Mapping[str, Collection[str]]
+) -> Sample | None:
+    sample: Sample | None = whole
+    for name in whole.values:
+        if sample is not None and whole.id in ids.get(name, ()):
+            kind = kinds[name]
+            sample = corrupt_sample(sample, name, kind, LOST_PART[kind], SEVERITY)
+    return sample
 
 
 class DamagedFeatures(NamedTuple):

@@ -37,11 +37,11 @@ from .candidates import fusion_of, is_linear, modalities_of, parse, reads_tokens
 from .examine import Examiner
 from .feeds import (
     BatchFeed,
-    LostParts,
     ProbeFeed,
     damaged_modalities,
     device_of,
     removed_modalities,
+    with_lost_parts,
 )
 from .linear import run_linear
 from .store import SeedResult, load, save, weights_path
@@ -254,5 +254,5 @@ def _build_with_encoders(bench: Bench, job: Job) -> tuple[list[FusionModel], Bat
         dataset = dataset.only(names[0])
     damaged = damaged_modalities(bench, job)
     if damaged is not None:
-        dataset = LostParts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
+        dataset = with_lost_parts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
     return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, job))

@@ -19,7 +19,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, Corrupted
+from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupted
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder, write_json
@@ -402,7 +402,7 @@ def encode_damaged(bench: Bench, piece: Piece) -> None:
     """Encode samples of which one modality is damaged in one way."""
     fold_number, condition, damaged = piece
     dataset, encoders = _open_frozen(bench, fold_number)
-    samples = Corrupted(dataset.subset(damaged.rows), *condition)
+    samples = corrupted(dataset.subset(damaged.rows), *condition)
     store_features(bench, samples, encoders[condition[0]], damaged.description, progress=False)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -271,19 +271,12 @@ def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> A
     return CORRUPTIONS[kind][name](value, severity, np.random.default_rng(seed))
 
 
-class Corrupted(PairedDataset):
-    """A data set with one modality corrupted, each sample always in the same way."""
-
-    def __init__(self, dataset: PairedDataset, modality: str, name: str, severity: int) -> None:
-        self.__dict__.update(copy.copy(dataset).__dict__)
-        self.how = (modality, name, severity)
-
-    def __getitem__(self, key: int | tuple[int, int]) -> Sample | None:
-        sample = super().__getitem__(key)
-        modality, name, severity = self.how
-        if sample is None:
-            return None
-        return corrupt_sample(sample, modality, self.modalities[modality], name, severity)
+def corrupted(dataset: PairedDataset, modality: str, name: str, severity: int) -> PairedDataset:
+    """Return a data set with one modality corrupted, each sample always in the same way."""
+    kind = dataset.modalities[modality]
+    return dataset.edited(
+        partial(corrupt_sample, modality=modality, kind=kind, name=name, severity=severity)
+    )
 
 
 def corrupt_sample(

@@ -20,6 +20,7 @@ from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.arrays import ArrayItem
 from fusionzoo.datasets.media.audio import Segment
 from fusionzoo.datasets.media.decode import decode
+from fusionzoo.datasets.tables.table import check_unedited
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import code_digest
@@ -207,6 +208,7 @@ def _decoded_bytes(kind: str, value: Any) -> bytes:
 
 def fingerprint(dataset: PairedDataset, modality: str) -> str:
     """Return the hash of ids and values: contents in memory, size and time of files."""
+    check_unedited(dataset, "looked up in the cache of features")
     digest = hashlib.sha256()
     kind = dataset.modalities[modality]
     for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):

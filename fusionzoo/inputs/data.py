@@ -24,7 +24,7 @@ from fusionzoo.datasets.opening.load import load_table
 from fusionzoo.datasets.opening.naming import IN_MEMORY, settings_of
 from fusionzoo.datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
 from fusionzoo.datasets.sources.in_memory import is_table, read_objects
-from fusionzoo.datasets.sources.table_settings import STREAM_LIMIT, TableSettings
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.tables.arrow import is_list_of_text
 from fusionzoo.datasets.tables.provenance import FUSIONZOO, Loaded
 from fusionzoo.datasets.tables.table import NOT_FILES, word_list
@@ -172,8 +172,8 @@ def read_data(data: Data) -> Data:
     root = settings.get("root")
     if not is_table(root) or isinstance(root, pa.Table):
         return settings
-    fields = word_list(settings.pop("fields", ()) or ())
-    loaded = read_objects(root, fields, settings.pop("stream_limit", STREAM_LIMIT))
+    of_rows = {name: settings.pop(name) for name in ("fields", "stream_limit") if name in settings}
+    loaded = read_objects(TableSettings(root=root, **of_rows))
     parts = root.values() if isinstance(root, Mapping) else [root]
     is_plain = all(
         isinstance(part, list | tuple | np.ndarray) or hasattr(part, "__arrow_c_stream__")

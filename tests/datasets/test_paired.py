@@ -20,10 +20,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from fusionzoo import PairedDataset, create_dataset
+from fusionzoo import PairedDataset, convert, create_dataset
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.features.encode import fingerprint
+from fusionzoo.structures import Sample
 
 HEADER = ("id", "split", "target", "image", "text", "audio")
 ROWS = [
@@ -389,3 +391,38 @@ def test_a_sample_looks_its_class_up_without_walking_through_all_classes() -> No
 def test_the_name_of_a_split_is_not_taken_for_rows() -> None:
     with pytest.raises(FusionZooError, match=r"split\('train'\) returns a split"):
         create_dataset("digits").subset("train")  # type: ignore[arg-type]
+
+
+def upper(sample: Sample) -> Sample | None:
+    text = sample.values["text"]
+    return None if text is None else with_text(sample, text.upper())
+
+
+def with_text(sample: Sample, text: str) -> Sample:
+    return sample._replace(values={**sample.values, "text": text})
+
+
+def test_an_edited_view_changes_what_is_decoded_one_edit_after_another(tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv"))
+    edited = data.edited(upper).edited(lambda x: with_text(x, x.values["text"] + "!"))
+    texts = [sample and sample.values["text"] for sample in (edited[row] for row in range(5))]
+    assert texts == ["A SMALL CAT!", None, "TWO CATS!", "A DOG, BARKING!", "CAT!"]
+    assert edited.subset([3, 0]).only("text")[(0, 7)].values == {"text": "A DOG, BARKING!"}
+    assert edited.references("text") == data.references("text")
+    assert data[0].values["text"] == "a small cat"
+    copy = pickle.loads(pickle.dumps(data.edited(upper)))
+    assert copy[4].values["text"] == "CAT"
+
+
+def test_an_edited_view_is_not_stored_joined_or_cached_as_if_it_were_not(tmp_path: Path) -> None:
+    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv")).edited(upper)
+    actions = {
+        "written as a manifest": lambda: data.to_manifest(tmp_path / "out.csv"),
+        "written as shards": lambda: convert(data, tmp_path / "shards", progress=False),
+        "joined": lambda: PairedDataset.join({"a": data, "b": data}),
+        "looked up in the cache of features": lambda: fingerprint(data, "text"),
+    }
+    for action, act in actions.items():
+        with pytest.raises(FusionZooError, match=f"an edited view cannot be {action}"):
+            act()
+    assert not (tmp_path / "out.csv").exists()

@@ -26,7 +26,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.provenance import Loaded
 from fusionzoo.datasets.tables.tabular import learn_columns, unseen_categories
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.robustness import Corrupted
+from fusionzoo.evaluation.robustness import corrupted
 from fusionzoo.inputs.data import store_table
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.build import choose_encoders
@@ -305,7 +305,7 @@ def test_removed_pickled_and_damaged_cells_stay_cells(tmp_path: Path) -> None:
     assert cells(pickle.loads(pickle.dumps(data))) == cells(data)
     dropped = data.drop(0.5, seed=1)
     assert 0 < sum(row is None for row in cells(dropped)) < len(dropped)
-    damaged = Corrupted(data, "tabular", "empty_cells", 5)
+    damaged = corrupted(data, "tabular", "empty_cells", 5)
     lost = [row for row in cells(damaged) if row is not None]
     assert all(any(cell is not None for cell in row.values()) for row in lost)
     assert lost != [row for row in cells(data) if row is not None]

@@ -12,7 +12,7 @@ import torch
 
 from fusionzoo import create_dataset
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES, Corrupted, corrupt
+from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES, corrupt, corrupted
 from fusionzoo.structures import Audio
 
 EVERY = [(kind, name) for kind, found in CORRUPTIONS.items() for name in found]
@@ -98,7 +98,7 @@ def test_empty_clips_and_texts_survive() -> None:
 
 def test_one_modality_is_damaged_and_what_is_missing_stays_missing() -> None:
     clean = create_dataset("digits", missing=0.3)
-    damaged = Corrupted(clean, "image", "noise", 3)
+    damaged = corrupted(clean, "image", "noise", 3)
     for row in range(20):
         a, b = clean[row], damaged[row]
         assert a is not None and b is not None
