@@ -87,10 +87,11 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a
     new process would. It is called at the test's end."""
     from fusionzoo.api import REGISTRIES
+    from fusionzoo.evaluation.metrics import METRICS
     from fusionzoo.evaluation.robustness import CORRUPTIONS
     from fusionzoo.targets import KINDS
 
-    tables: list[dict[str, Any]] = [KINDS, *CORRUPTIONS.values()]
+    tables: list[dict[str, Any]] = [KINDS, METRICS._entries, *CORRUPTIONS.values()]
     stored = [dict(table) for table in tables]
     for registry in REGISTRIES.values():
         registry._fill()  # else a test that is the first to list them fills what is undone

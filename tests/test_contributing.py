@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo.benchmark import api
-from fusionzoo.benchmark.bench import Bench, conditions, open_bench
+from fusionzoo.benchmark import api, schedule
+from fusionzoo.benchmark.bench import Bench, Job, conditions, open_bench, tasks_of
+from fusionzoo.benchmark.examine import score_row
 from fusionzoo.benchmark.prepare import _entry
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.encoders import Encoder
@@ -203,6 +204,40 @@ def opened(plugins: str, out: Path) -> Bench:
         "out": str(out),
     }
     return open_bench(from_tree(BenchmarkConfig, tree))[0]
+
+
+def test_the_metric_is_logged_and_a_column_of_the_final_table(
+    plugins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--data", "interactions", "--data.samples", "60", "--fusion", "mean"]
+    flags += ["--train.epochs", "1", "--log", "none", "--plugins", plugins]
+    assert train([*flags, "--out", str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (epoch,) = [line for line in lines if "val" in line]
+    results = json.loads((tmp_path / "metrics.json").read_text())
+    for figures in (epoch["val"], results["test"], *results["unimodal"].values()):
+        assert list(figures)[:4] == ["accuracy", "macro_f1", "balanced_accuracy", "loss"]
+    header, rows = results["table"]["header"], results["table"]["rows"]
+    assert header == ["", "accuracy", "macro F1", "balanced accuracy"]
+    fused = next(row for row in rows if row[0] == "fusion: mean")
+    assert fused[3] == f"{results['test']['balanced_accuracy']:.3f}"
+    assert "balanced accuracy" in capsys.readouterr().out
+
+
+def test_a_benchmark_has_the_metric_and_its_jobs_depend_on_the_metric_s_file(
+    plugins: str, tmp_path: Path, forget_plugins: Callable[[], None]
+) -> None:
+    bench = opened(plugins, tmp_path)
+    job = Job("mean", 0, (0,), False, {}, {})
+    before = schedule._plugin_code(bench, job)
+    logits, target = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 1, 0, 1, 1])
+    row = score_row(tasks_of(bench, torch.arange(90)), logits, target, torch.ones(6), "full")
+    assert row["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
+    file = next(x for x in map(Path, plugins.split(",")) if x.stem == "balanced_accuracy")
+    forget_plugins()
+    file.write_text(file.read_text() + "\n# changed\n")
+    load_plugins(plugins)
+    assert schedule._plugin_code(bench, job) != before
 
 
 def test_the_corruption_is_tried_by_a_benchmark(plugins: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.training.balance import BALANCE
@@ -28,6 +29,7 @@ REGISTRIES: dict[str, tuple[Registry[Any, Any], str]] = {  # a registry, and a w
     "data set": (DATASETS, "builtin"),
     "training strategy": (BALANCE, "gradients"),
     "objective": (OBJECTIVES, "objectives"),
+    "metric": (METRICS, "regresion"),
 }
 
 

@@ -16,7 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.metrics import METRICS, Metric
+from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.inputs.data import open_dataset
 from fusionzoo.inputs.identity import data_identity
@@ -133,7 +133,7 @@ def untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]
 def metric_named(name: str) -> Metric:
     """Return the figure with this name: a built-in one, or that of a registered objective."""
     of_objectives = (getattr(OBJECTIVES[objective].cls, "metric", None) for objective in OBJECTIVES)
-    for metric in (*METRICS.values(), *of_objectives):
+    for metric in (*COMPARED_BY.values(), *of_objectives):
         if isinstance(metric, Metric) and metric.name == name:
             return metric
     raise FusionZooError(
@@ -143,7 +143,7 @@ def metric_named(name: str) -> Metric:
 
 def metric_of(tasks: Tasks) -> Metric:
     """Return the figure for these tasks; of several together, their weighted loss."""
-    return tasks.first.metric if len(tasks.tasks) == 1 else METRICS["several"]
+    return tasks.first.metric if len(tasks.tasks) == 1 else COMPARED_BY["several"]
 
 
 def sample_scores(tasks: Tasks, logits: Tensor, target: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class Bench:
     groups: tuple[str, ...] = ()  # (N,) names; folds keep the samples of a group together
     notes: tuple[str, ...] = ()  # shown in the report
     scheme: tuple[Target, ...] | None = None  # the targets; None: one class of `classes`
-    metric: Metric = METRICS["classification"]  # the figure by which candidates are compared
+    metric: Metric = COMPARED_BY["classification"]  # the figure by which candidates are compared
     identity: Mapping[str, str] = field(default_factory=dict)  # of the data, by part
     dataset: PairedDataset | None = None  # if it was passed as an object; None: cfg.data opens it
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features

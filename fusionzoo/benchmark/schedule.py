@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fusionzoo.benchmark import examine, jobs, store
 from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import metrics_of
 from fusionzoo.evaluation.robustness import CORRUPTIONS
 from fusionzoo.evaluation.statistics import by_group
 from fusionzoo.features.encode import key_of
@@ -394,6 +395,8 @@ def _plugin_code(bench: Bench, job: Job) -> list[str]:
     digests += [code_digest(BALANCE[name].cls) for name in parse(job.candidate).balance]
     for settings in (cfg.objective, *cfg.targets.values()):
         digests.append(code_digest(OBJECTIVES[split_name(settings, "objective")[0]].cls))
+    kinds = {target.standard_kind() for target in bench.scheme or ()} or {"classification"}
+    digests += [code_digest(metric.cls) for kind in sorted(kinds) for metric in metrics_of(kind)]
     digests += [code_digest(kind_of(kind)) for kind in (targets_of(cfg) or {}).values()]
     tried = dict.fromkeys((modality, name) for modality, name, _ in conditions(bench))
     digests += [code_digest(CORRUPTIONS[bench.modalities[m]][name]) for m, name in tried]

@@ -1,100 +1,218 @@
-"""Metrics by task, ranks, and the per-sample scores that the significance tests compare."""
+"""Metrics by kind of target, and the per-sample scores that the significance tests compare.
+
+Shapes: `N` rows of a split, `K` classes, labels or logits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fusionzoo.errors import FusionZooError
+from fusionzoo.registry import Entry, Registry
+from fusionzoo.targets import STANDARD
 
-def classification(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return accuracy, macro F1 over the classes in `target`, and cross-entropy in nats."""
+C = TypeVar("C", bound=Callable[[Tensor, Tensor], Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricEntry(Entry[Any]):
+    """Facts about a metric; its family is the kind of target that it measures."""
+
+    title: str = ""  # of its column in the final table; empty: only what an objective shows
+    higher: bool = True  # whether more of it is better
+
+    @property
+    def key(self) -> str:
+        """The name in metrics.jsonl and metrics.json: `rmse` of `regression.rmse`."""
+        return self.name.partition(".")[2]
+
+
+METRICS: Registry[Any, MetricEntry] = Registry(
+    "metric", "docs/plugins.md", MetricEntry, [target.kind for target in STANDARD]
+)
+
+
+def metric(kind: str, *, name: str = "", title: str = "", higher: bool = True) -> Callable[[C], C]:
+    """Add the decorated function to the metrics of a kind of target, by default under its name.
+
+    It takes answers and labels of a split, without missing labels, and returns a number:
+
+    - classification: logits (N, K), class indices (N,) int64
+    - multilabel: logits (N, K), labels (N, K) int64, 0 or 1; a label is predicted above 0
+    - regression: numbers (N,), in the units of the data, both
+    - ordinal: ranks of the levels (N,) int64, from 0, both
+
+    With a `title` it is a column of the final table of a run. `higher`: more of it is better.
+    """
+
+    def decorate(function: C) -> C:
+        key = name or function.__name__
+        if key == "loss":
+            raise FusionZooError("metric 'loss': this is the objective's figure; take another name")
+        register = METRICS.register(f"{kind}.{key}", family=kind, title=title, higher=higher)
+        return register(function)
+
+    return decorate
+
+
+def metrics_of(kind: str) -> list[MetricEntry]:
+    """Return the metrics of a kind of target, in the order in which they are reported."""
+    return [METRICS[name] for name in METRICS if METRICS[name].family == kind]
+
+
+def figures(kind: str, answer: Tensor, target: Tensor) -> dict[str, float]:
+    """Compute all metrics of a kind of target, of what `metric` says that they take."""
+    by_key = {}
+    for entry in metrics_of(kind):
+        value = entry.cls(answer, target)
+        try:
+            by_key[entry.key] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise FusionZooError(
+                f"metric {entry.name!r} returned a {type(value).__name__}, not a number"
+            ) from None
+    return by_key
+
+
+# ---- classification
+
+
+@metric("classification")
+def accuracy(logits: Tensor, target: Tensor) -> float:
+    """Return the share of samples whose highest logit is that of their class."""
+    return (logits.argmax(-1) == target).double().mean().item()
+
+
+@metric("classification")
+def macro_f1(logits: Tensor, target: Tensor) -> float:
+    """Return the mean F1 over the classes in `target`."""
     predicted, classes = logits.argmax(-1), logits.shape[-1]
     # Not scikit-learn's F1, which takes 10 ms: a benchmark calls this thousands of times.
     hits = torch.bincount(target[predicted == target], minlength=classes)
     num_true, num_predicted = (torch.bincount(x, minlength=classes) for x in (target, predicted))
     f1 = 2 * hits / (num_true + num_predicted).clamp(min=1)
-    return {
-        "accuracy": (predicted == target).double().mean().item(),
-        "macro_f1": f1[num_true > 0].double().mean().item(),
-        "loss": F.cross_entropy(logits.float(), target).item(),
-    }
+    return f1[num_true > 0].double().mean().item()
 
 
-def multilabel(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return sample-averaged F1, macro F1, mean average precision and binary cross-entropy.
+# ---- multilabel: a label is predicted where its logit is above 0
 
-    A label is predicted where its logit is above 0. Sample F1 is 1 where a sample has no label and
-    none is predicted. Macro F1 averages over the labels that occur or are predicted, as
-    scikit-learn's with `zero_division=nan`, and is 1 if there are none. Mean average precision is
-    over the labels that occur; NaN where a logit is not finite.
+
+@metric("multilabel")
+def sample_f1(logits: Tensor, target: Tensor) -> float:
+    """Return the mean F1 of the samples: 1 where one has no label and none is predicted."""
+    return multilabel_scores(logits, target).mean().item()
+
+
+@metric("multilabel", name="macro_f1")
+def multilabel_macro_f1(logits: Tensor, target: Tensor) -> float:
+    """Return the mean F1 over the labels that occur or are predicted; 1 if there are none.
+
+    As scikit-learn's with `zero_division=nan`.
+    """
+    predicted, true = logits > 0, target.bool()
+    counts = predicted.sum(0) + true.sum(0)
+    f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
+    return f1[counts > 0].mean().item() if counts.any() else 1.0
+
+
+@metric("multilabel", name="map")
+def mean_average_precision(logits: Tensor, target: Tensor) -> float:
+    """Return the mean average precision over the labels that occur; 0 if none does.
+
+    NaN where a logit is not finite.
     """
     from sklearn.metrics import average_precision_score
 
-    predicted, true = logits > 0, target.bool()
-    occur = true.any(0)
-    precision = 0.0
     if not logits.isfinite().all():
-        precision = torch.nan
-    elif occur.any():
-        precision = average_precision_score(target[:, occur], logits[:, occur], average="macro")
-    counts = predicted.sum(0) + true.sum(0)
-    f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
-    return {
-        "sample_f1": multilabel_scores(logits, target).mean().item(),
-        "macro_f1": f1[counts > 0].mean().item() if counts.any() else 1.0,
-        "map": float(precision),
-        "loss": F.binary_cross_entropy_with_logits(logits.float(), target.float()).item(),
-    }
+        return torch.nan
+    occur = target.bool().any(0)
+    if not occur.any():
+        return 0.0
+    return float(average_precision_score(target[:, occur], logits[:, occur], average="macro"))
 
 
-def regression(prediction: Tensor, target: Tensor) -> dict[str, float]:
-    """Return mean absolute error, root mean squared error, R2 and Spearman's rank correlation.
+# ---- regression: of several targets, (N, T), the mean over them
 
-    Each is computed per target, then averaged over targets. R2 and Spearman skip constant targets,
-    where they are undefined (0 if all are constant); a constant prediction has a rank correlation
-    of 0. Both are NaN where a prediction is not finite.
-    """
-    from scipy.stats import spearmanr
+
+@metric("regression", higher=False)
+def mae(prediction: Tensor, target: Tensor) -> float:
+    """Return the mean absolute error."""
+    return (prediction.double() - target.double()).abs().mean().item()
+
+
+@metric("regression", higher=False)
+def rmse(prediction: Tensor, target: Tensor) -> float:
+    """Return the root mean squared error."""
+    return (prediction.double() - target.double()).square().mean(0).sqrt().mean().item()
+
+
+@metric("regression")
+def r2(prediction: Tensor, target: Tensor) -> float:
+    """Return the share of the target's variance that is explained."""
     from sklearn.metrics import r2_score
 
-    prediction, target = (x.double().reshape(len(x), -1) for x in (prediction, target))
-    error = prediction - target
-    figures = {
-        "mae": error.abs().mean().item(),
-        "rmse": error.square().mean(0).sqrt().mean().item(),
-    }
+    return _mean_where_varied(lambda p, t: float(r2_score(t, p)), prediction, target)
+
+
+@metric("regression")
+def spearman(prediction: Tensor, target: Tensor) -> float:
+    """Return Spearman's rank correlation; 0 for a constant prediction."""
+    from scipy.stats import spearmanr
+
+    def correlation(p: Tensor, t: Tensor) -> float:
+        return float(spearmanr(p, t).statistic) if (p != p[0]).any() else 0.0
+
+    return _mean_where_varied(correlation, prediction, target)
+
+
+def _mean_where_varied(
+    figure: Callable[[Tensor, Tensor], float], prediction: Tensor, target: Tensor
+) -> float:
+    """Average a figure over the targets that vary: it is undefined for others, 0 if there are none.
+
+    NaN where a prediction is not finite.
+    """
     if not prediction.isfinite().all():
-        return {**figures, "r2": torch.nan, "spearman": torch.nan}
-    r2, rank = [], []
-    for p, t in zip(prediction.T, target.T, strict=True):
-        if (t != t[0]).any():
-            r2.append(float(r2_score(t, p)))
-            rank.append(float(spearmanr(p, t).statistic) if (p != p[0]).any() else 0.0)
-    return {
-        **figures,
-        "r2": sum(r2) / len(r2) if r2 else 0.0,
-        "spearman": sum(rank) / len(rank) if rank else 0.0,
-    }
+        return torch.nan
+    prediction, target = (x.double().reshape(len(x), -1) for x in (prediction, target))
+    pairs = zip(prediction.T, target.T, strict=True)
+    values = [figure(p, t) for p, t in pairs if (t != t[0]).any()]
+    return sum(values) / len(values) if values else 0.0
 
 
-def ordinal(prediction: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the mean absolute error in levels, accuracy, and quadratic weighted kappa.
+# ---- ordinal
 
-    Kappa is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of a random other sample: 0 at chance
-    level, 1 without errors.
+
+@metric("ordinal", name="mae", higher=False)
+def levels_off(prediction: Tensor, target: Tensor) -> float:
+    """Return the mean absolute error in levels."""
+    return mae(prediction, target)
+
+
+@metric("ordinal", name="accuracy")
+def level_accuracy(prediction: Tensor, target: Tensor) -> float:
+    """Return the share of samples whose level is predicted."""
+    return (prediction == target).double().mean().item()
+
+
+@metric("ordinal")
+def kappa(prediction: Tensor, target: Tensor) -> float:
+    """Return the quadratic weighted kappa: 0 at chance level, 1 without errors.
+
+    It is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of a random other sample.
     """
     p, t = prediction.double(), target.double()
     expected = p.square().mean() + t.square().mean() - 2 * p.mean() * t.mean()
     error = (p - t).square().mean()
-    return {
-        "mae": (p - t).abs().mean().item(),
-        "accuracy": (p == t).double().mean().item(),
-        "kappa": (1 - error / expected).item() if expected > 0 else 1.0,
-    }
+    return (1 - error / expected).item() if expected > 0 else 1.0
+
+
+# ---- what a benchmark compares by: a score of each sample
 
 
 def multilabel_scores(logits: Tensor, target: Tensor) -> Tensor:
@@ -112,17 +230,6 @@ def right(logits: Tensor, target: Tensor) -> Tensor:
 def closeness(prediction: Tensor, target: Tensor) -> Tensor:
     """Return each sample's negative absolute error, (N,): the higher the better."""
     return -(prediction - target).double().abs().reshape(len(target), -1).mean(-1)
-
-
-# task -> its metrics, and the per-sample scores that `statistics.compare` takes
-TASKS: dict[
-    str, tuple[Callable[[Tensor, Tensor], dict[str, float]], Callable[[Tensor, Tensor], Tensor]]
-] = {
-    "classification": (classification, right),
-    "multilabel": (multilabel, multilabel_scores),
-    "regression": (regression, closeness),
-    "ordinal": (ordinal, closeness),
-}
 
 
 @dataclass(frozen=True)
@@ -144,7 +251,7 @@ class Metric:
 
 
 # kind of target -> the figure by which a benchmark compares candidates
-METRICS = {
+COMPARED_BY = {
     "classification": Metric("accuracy", "accuracy", True, True),
     "multilabel": Metric("sample_f1", "sample F1", True, True),
     "regression": Metric("mae", "MAE", False, False),

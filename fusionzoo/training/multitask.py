@@ -39,11 +39,14 @@ class Tasks(nn.Module):
         self.widths = [max(1, task.target.width) for task in tasks]  # no target: an idle logit
         self.columns = [task.target.columns for task in tasks]
         first = tasks[0]
-        self.leading, self.higher, self.shown = first.leading, first.higher, first.shown
+        self.leading, self.higher, self.shown = first.leading, first.higher, first.columns()
         if len(tasks) > 1:
             self.leading, self.higher = "loss", False
-            names = [(task.target.name, *task.shown[0]) for task in tasks]
-            self.shown = tuple((f"{name}.{key}", f"{name}: {title}") for name, key, title in names)
+            self.shown = tuple(
+                (f"{task.target.name}.{key}", f"{task.target.name}: {title}")
+                for task in tasks
+                for key, title in (task.shown[0], *task.columns()[len(task.shown) :])
+            )
 
     @property
     def first(self) -> Task:
@@ -112,7 +115,7 @@ class Tasks(nn.Module):
     def gain(self, name: str, figures: Metrics, reference: Metrics) -> str:
         """Format how much better one of the shown metrics is than that of another model."""
         gain = figures[name] - reference[name]
-        if self.plain:
+        if self.plain and name in dict(self.first.shown):  # shares
             return f"{100 * gain:+.1f} points"
         return f"{-gain if self._is_error(name) else gain:+.3f}"
 
@@ -120,7 +123,7 @@ class Tasks(nn.Module):
         """Whether less of a figure is better, `mae` or `age.mae`."""
         column, _, key = name.rpartition(".")
         tasks = [task for task in self.tasks if isinstance(task, Task)]
-        return any(key in task.errors for task in tasks if column in ("", task.target.name))
+        return any(task.is_error(key) for task in tasks if column in ("", task.target.name))
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.evaluation.metrics import (
-    METRICS,
+    COMPARED_BY,
     Metric,
-    classification,
     closeness,
-    multilabel,
+    figures,
+    metrics_of,
     multilabel_scores,
-    ordinal,
-    regression,
     right,
 )
 from fusionzoo.registry import Entry, Registry
@@ -56,8 +54,32 @@ class Task(nn.Module):
         return None
 
     def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Measure a whole split, on the CPU: (N, K), (N, C)."""
-        raise NotImplementedError
+        """Measure a whole split, on the CPU: (N, K), (N, C).
+
+        By default by all metrics of the kind of target, and the mean loss.
+        """
+        loss = self.criterion(logits, target).mean().item()
+        return {**self.figures(logits, target), "loss": loss}
+
+    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+        """Compute all metrics of the kind of target: (N, K), (N, C)."""
+        kind = self.target
+        name = kind.standard_kind()
+        if isinstance(kind, Number):
+            return figures(name, kind.predicted(logits), kind.original(target[:, 0]))
+        if isinstance(kind, Level):
+            return figures(name, kind.rank(logits), target[:, 0].long())
+        return figures(name, logits, target.long() if name == "multilabel" else as_index(target))
+
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Return the figures of the final table and their titles: `shown`, titled metrics."""
+        titled = [x for x in metrics_of(self.target.standard_kind()) if x.title]
+        return tuple((dict(self.shown) | {x.key: x.title for x in titled}).items())
+
+    def is_error(self, name: str) -> bool:
+        """Whether less of a figure is better."""
+        kind = self.target.standard_kind()
+        return name in self.errors or any(x.key == name and not x.higher for x in metrics_of(kind))
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
@@ -70,7 +92,7 @@ class Task(nn.Module):
         By default that of the kind of target. A class attribute `metric = Metric(...)` and a method
         `scores` make another of it, whose name is one of the figures of `metrics`.
         """
-        return METRICS[self.target.standard_kind()]
+        return COMPARED_BY[self.target.standard_kind()]
 
     def scores(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return each row's score, the higher the better: (N, K), (N, C) -> (N,) float64."""
@@ -189,7 +211,8 @@ class Classification(Task):
         return (1 - right).clamp(min=1e-7) ** self.gamma * loss
 
     def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        return classification(logits, as_index(target))
+        loss = F.cross_entropy(logits.float(), as_index(target)).item()  # by no setting
+        return {**self.figures(logits, target), "loss": loss}
 
     def prior(self, labels: Tensor) -> Tensor:
         counts = self.prior_counts(labels)
@@ -223,7 +246,8 @@ class Multilabel(Task):
         return each.mean(-1)
 
     def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        return multilabel(logits, target.long())
+        loss = F.binary_cross_entropy_with_logits(logits.float(), target.float()).item()
+        return {**self.figures(logits, target), "loss": loss}
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the odds of each label, half a sample added on both sides: none is infinite."""
@@ -275,11 +299,6 @@ class Ordinal(Task):
         )
         return each.masked_fill(level < k, 0).sum(-1)
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        assert isinstance(self.target, Level)
-        loss = self.criterion(logits, target).mean().item()
-        return {**ordinal(self.target.rank(logits), target[:, 0].long()), "loss": loss}
-
     def prior(self, labels: Tensor) -> Tensor:
         counts = torch.bincount(as_index(labels), minlength=self.target.width + 1)
         above = counts.sum() - counts.cumsum(0)
@@ -318,12 +337,6 @@ class Regression(Task):
             return F.huber_loss(answer, wanted, reduction="none", delta=self.delta)
         error = answer - wanted
         return error.square() if self.loss == "mse" else error.abs()
-
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        assert isinstance(self.target, Number)
-        answer, wanted = self.target.predicted(logits), self.target.original(target[:, 0])
-        loss = self.criterion(logits, target).mean().item()
-        return {**regression(answer, wanted), "loss": loss}
 
     def prior(self, labels: Tensor) -> Tensor:
         return torch.ones(1)  # exp(0): the mean

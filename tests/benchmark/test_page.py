@@ -22,7 +22,7 @@ from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.datasets.opening.naming import data_title
-from fusionzoo.evaluation.metrics import METRICS
+from fusionzoo.evaluation.metrics import COMPARED_BY
 from fusionzoo.fusion import FUSIONS, list_fusions
 from fusionzoo.html.template import csv_text
 from helpers.planted import candidate, summary
@@ -425,7 +425,7 @@ def parse_readable(text: str) -> float:
 def test_the_strongest_colour_is_the_best_figure_of_an_error_too() -> None:
     whole = summary([candidate("gmu", [0.6]), candidate("alone:image", [0.5])])
     damaged(whole.candidates[0], 0.6)
-    regression = replace(whole, bench=replace(whole.bench, metric=METRICS["regression"]))
+    regression = replace(whole, bench=replace(whole.bench, metric=COMPARED_BY["regression"]))
     shares = {"gmu": {"image": 0.1, "audio": 0.1}}
     for planted, best in ((whole, max), (regression, min)):
         heat = heat_map(planted, shares)

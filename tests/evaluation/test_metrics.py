@@ -6,12 +6,27 @@ import pytest
 import torch
 from sklearn.metrics import cohen_kappa_score, f1_score
 
-from fusionzoo.evaluation.metrics import TASKS, classification, multilabel, ordinal, regression
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import (
+    METRICS,
+    closeness,
+    figures,
+    metric,
+    multilabel_scores,
+    right,
+)
+
+SCORES = {
+    "classification": right,
+    "multilabel": multilabel_scores,
+    "regression": closeness,
+    "ordinal": closeness,
+}
 
 
 def test_classification_counts() -> None:
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2]])
-    found = classification(logits, torch.tensor([0, 1, 0, 2]))
+    found = figures("classification", logits, torch.tensor([0, 1, 0, 2]))
     assert found["accuracy"] == 0.75
     assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
 
@@ -21,44 +36,43 @@ def test_macro_f1_is_sklearns_over_the_classes_that_occur() -> None:
     logits = torch.randn(40, 6, generator=draw)
     target = torch.randint(4, (40,), generator=draw)  # two classes never occur, but are answered
     wanted = f1_score(target, logits.argmax(-1), labels=[0, 1, 2, 3], average="macro")
-    assert classification(logits, target)["macro_f1"] == pytest.approx(wanted, abs=1e-6)
+    assert figures("classification", logits, target)["macro_f1"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_multilabel_counts() -> None:
     target = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
     logits = torch.tensor([[1.0, -1, -1], [-1, -1, -1], [-1, 1, 1]])
-    found = multilabel(logits, target)
+    found = figures("multilabel", logits, target)
     assert found["sample_f1"] == pytest.approx((2 / 3 + 1 + 1) / 3)
     assert found["map"] == pytest.approx((1 + 1 + (1 + 2 / 3) / 2) / 3, abs=0.2)
 
 
 def test_regression_figures() -> None:
     target = torch.tensor([1.0, 2, 3, 4])
-    found = regression(target + torch.tensor([1.0, -1, 1, -1]), target)
+    found = figures("regression", target + torch.tensor([1.0, -1, 1, -1]), target)
     assert (found["mae"], found["rmse"]) == (1, 1)
     assert found["r2"] == pytest.approx(1 - 4 / 5)
-    assert regression(target, target)["spearman"] == pytest.approx(1)
+    assert figures("regression", target, target)["spearman"] == pytest.approx(1)
 
 
 def test_what_never_varies_has_no_rank_and_explains_nothing() -> None:
-    found = regression(torch.ones(4), torch.tensor([1.0, 2, 3, 4]))
+    found = figures("regression", torch.ones(4), torch.tensor([1.0, 2, 3, 4]))
     assert found["spearman"] == 0
-    assert regression(torch.tensor([1.0, 2]), torch.ones(2))["r2"] == 0
-    assert multilabel(torch.ones(2, 2), torch.zeros(2, 2))["map"] == 0
+    assert figures("regression", torch.tensor([1.0, 2]), torch.ones(2))["r2"] == 0
+    assert figures("multilabel", torch.ones(2, 2), torch.zeros(2, 2))["map"] == 0
 
 
 def test_ordinal_kappa_is_sklearns() -> None:
     draw = torch.Generator().manual_seed(0)
     p, t = (torch.randint(5, (50,), generator=draw) for _ in range(2))
     wanted = cohen_kappa_score(p, t, weights="quadratic")
-    assert ordinal(p, t)["kappa"] == pytest.approx(wanted)
-    assert ordinal(t, t) == {"mae": 0, "accuracy": 1, "kappa": 1}
-    assert ordinal(torch.ones(3), torch.ones(3))["kappa"] == 1
+    assert figures("ordinal", p, t)["kappa"] == pytest.approx(wanted)
+    assert figures("ordinal", t, t) == {"mae": 0, "accuracy": 1, "kappa": 1}
+    assert figures("ordinal", torch.ones(3), torch.ones(3))["kappa"] == 1
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", METRICS.families)
 def test_the_mean_of_the_scores_is_the_leading_figure(task: str) -> None:
-    figures, scores = TASKS[task]
     draw = torch.Generator().manual_seed(0)
     if task == "classification":
         answer, target = torch.randn(30, 4, generator=draw), torch.randint(4, (30,), generator=draw)
@@ -67,17 +81,17 @@ def test_the_mean_of_the_scores_is_the_leading_figure(task: str) -> None:
         target = torch.randint(2, (30, 4), generator=draw)
     else:
         answer, target = torch.randn(30, generator=draw), torch.randn(30, generator=draw)
-    leading = next(iter(figures(answer, target).values()))
-    assert scores(answer, target).mean().abs().item() == pytest.approx(leading)
+    leading = next(iter(figures(task, answer, target).values()))
+    assert SCORES[task](answer, target).mean().abs().item() == pytest.approx(leading)
 
 
 def test_a_label_that_never_occurs_and_is_never_given_does_not_lower_macro_f1() -> None:
     target = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
-    assert multilabel(target * 2.0 - 1, target)["macro_f1"] == 1
+    assert figures("multilabel", target * 2.0 - 1, target)["macro_f1"] == 1
     spurious = target * 2.0 - 1
     spurious[0, 2] = 1  # now it is given: its F1 is 0
-    assert multilabel(spurious, target)["macro_f1"] == pytest.approx(2 / 3)
-    assert multilabel(-torch.ones(3, 2), torch.zeros(3, 2))["macro_f1"] == 1
+    assert figures("multilabel", spurious, target)["macro_f1"] == pytest.approx(2 / 3)
+    assert figures("multilabel", -torch.ones(3, 2), torch.zeros(3, 2))["macro_f1"] == 1
 
 
 def test_multilabel_macro_f1_is_sklearns_without_undefined_labels() -> None:
@@ -86,7 +100,7 @@ def test_multilabel_macro_f1_is_sklearns_without_undefined_labels() -> None:
     logits = torch.randn(30, 8, generator=draw)
     target[:, [2, 5]], logits[:, 5] = 0, -1.0  # 2: never occurs but is given; 5: neither
     wanted = f1_score(target, logits > 0, average="macro", zero_division=float("nan"))
-    assert multilabel(logits, target)["macro_f1"] == pytest.approx(wanted)
+    assert figures("multilabel", logits, target)["macro_f1"] == pytest.approx(wanted)
 
 
 def test_targets_of_different_levels_give_no_rank_correlation_for_nothing() -> None:
@@ -94,26 +108,43 @@ def test_targets_of_different_levels_give_no_rank_correlation_for_nothing() -> N
     level = torch.tensor([0.0, 100.0, 200.0])
     target = torch.randn(400, 3, generator=draw) + level
     ignorant = torch.randn(400, 3, generator=draw) + level
-    assert abs(regression(ignorant, target)["spearman"]) < 0.1
-    assert regression(ignorant, target)["r2"] < 0
+    assert abs(figures("regression", ignorant, target)["spearman"]) < 0.1
+    assert figures("regression", ignorant, target)["r2"] < 0
 
 
 def test_regression_figures_are_the_means_over_the_targets() -> None:
     draw = torch.Generator().manual_seed(1)
     target = torch.randn(50, 3, generator=draw) * torch.tensor([1.0, 10.0, 1000.0])
     prediction = target + torch.randn(50, 3, generator=draw) * torch.tensor([2.0, 1.0, 300.0])
-    each = [regression(prediction[:, k], target[:, k]) for k in range(3)]
-    for name, value in regression(prediction, target).items():
+    each = [figures("regression", prediction[:, k], target[:, k]) for k in range(3)]
+    for name, value in figures("regression", prediction, target).items():
         assert value == pytest.approx(sum(one[name] for one in each) / 3), name
 
 
 def test_a_target_that_never_varies_does_not_count_in_r2_and_rank_correlation() -> None:
     moving = torch.tensor([1.0, 2, 3, 4])
     target = torch.stack([moving, torch.full((4,), 7.0)], dim=1)
-    exact = regression(target, target)
+    exact = figures("regression", target, target)
     assert (exact["r2"], exact["spearman"]) == (pytest.approx(1), pytest.approx(1))
-    wrong = regression(target + torch.tensor([0.0, 1.0]), target)
+    wrong = figures("regression", target + torch.tensor([0.0, 1.0]), target)
     assert (wrong["r2"], wrong["spearman"]) == (pytest.approx(1), pytest.approx(1))
     assert wrong["mae"] == 0.5  # the errors count all the same
-    still = regression(torch.full((4, 2), 7.0), target)
+    still = figures("regression", torch.full((4, 2), 7.0), target)
     assert still["spearman"] == 0  # a prediction that never varies knows no ranks
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_metric_that_does_not_fit_is_one_line_that_names_it() -> None:
+    def own(answer: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return answer
+
+    metric("ordinal")(own)
+    levels = torch.tensor([0, 1, 1])
+    with pytest.raises(FusionZooError, match=r"'ordinal\.own' returned a Tensor, not a number"):
+        figures("ordinal", levels, levels)
+    with pytest.raises(FusionZooError, match=r"unknown family 'regresion'\. Did you mean"):
+        metric("regresion")(own)
+    with pytest.raises(FusionZooError, match=r"metric 'regression\.mae' is registered twice"):
+        metric("regression", name="mae")(own)
+    with pytest.raises(FusionZooError, match="metric 'loss': this is the objective's figure"):
+        metric("regression", name="loss")(own)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import fusionzoo
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import metric
 from fusionzoo.fusion import list_fusions
 from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.scripts.embed import main as embed
@@ -24,7 +26,7 @@ from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.testing.fusions import full
 from fusionzoo.training.multitask import Tasks, plain_tasks
 from fusionzoo.training.objective import Objective
-from fusionzoo.training.tasks import Classification, Multilabel, Ordinal, Regression
+from fusionzoo.training.tasks import OBJECTIVES, Classification, Multilabel, Ordinal, Regression
 
 THREE = OneOf("y", ("a", "b", "c"))
 FIVE = Level("grade", ("1", "2", "3", "4", "5"))
@@ -555,3 +557,21 @@ def test_a_gain_in_an_error_of_ones_own_is_above_zero_where_the_error_is_lower()
     assert Tasks([numbers[0], plain], [1, 1]).gain("size.r2", {"size.r2": 1}, {"size.r2": 0}) == (
         "+1.000"
     )
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_titled_metric_is_a_column_and_its_gain_is_positive_where_the_fusion_is_better() -> None:
+    @metric("classification", title="surprise", higher=False)
+    def own(logits: Tensor, target: Tensor) -> float:
+        return 0.5
+
+    labels = torch.tensor([[0.0], [1.0]])
+    task = OBJECTIVES.create("classification", OneOf("y", classes=("a", "b")), labels)
+    plain = Tasks([task], plain=True)
+    assert plain.shown == (*task.shown, ("own", "surprise"))
+    assert plain.metrics(torch.zeros(2, 2), torch.tensor([0, 1]))["own"] == 0.5
+    better, worse = {"accuracy": 0.9, "own": 1.0}, {"accuracy": 0.8, "own": 1.5}
+    assert plain.gain("accuracy", better, worse) == "+10.0 points"
+    assert plain.gain("own", better, worse) == "+0.500"
+    several = Tasks([task, OBJECTIVES.create("regression", Number("z"), labels)], (1.0, 1.0))
+    assert [name for name, _ in several.shown] == ["y.accuracy", "y.own", "z.mae"]
