@@ -12,7 +12,7 @@ slow:  ## what CI runs after it
 nightly:  ## measurements and sweeps, one at a time; results/nightly.csv keeps what each last showed
 	pytest -m nightly -n 0 -o faulthandler_timeout=3700 --record results/nightly.csv
 
-docs:  ## write docs/zoo.md, docs/balance.md and their pages from the registries, and the figures in docs/which.md from results/
+docs:  ## write docs/zoo.md, docs/balance.md, their pages and what `fusionzoo zoo` shows from the registries, and the figures in docs/which.md from results/
 	python docs/make.py
 
 site:  ## build the site into build/site (pip install -e '.[docs]')

@@ -1,7 +1,8 @@
 """Write what of the docs is generated: `make docs`.
 
 The pages of `zoo.md` and `balance.md`, one a family, from the registries; the tables of measured
-figures in `which.md`, `balance.md` and `deploy.md`, with the plot `missing.svg`, from results/.
+figures in `which.md`, `balance.md` and `deploy.md`, with the plot `missing.svg`, from results/;
+`fusionzoo/zoo/facts.json`, which `fusionzoo zoo` reads.
 With `--photo` the README's picture of a report, `report.webp`, instead.
 """
 
@@ -34,8 +35,10 @@ from fusionzoo.zoo.cards import (
     balance_cards,
     cards,
     count,
+    encoder_cards,
     settings_block,
 )
+from fusionzoo.zoo.facts import FILE, Facts
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
@@ -498,6 +501,11 @@ def encoders(text: str) -> str:
     return f"{before}{begin}\n{tried()}\n{end}{rest.partition(end)[2]}"
 
 
+def facts() -> Facts:
+    """Return what `fusionzoo zoo` shows of the parts of fusionzoo."""
+    return Facts(fusion_cards(), balance_cards(), encoder_cards())
+
+
 PAGES: dict[str, Callable[[str], str]] = {
     "deploy.md": deploy,
     "encoders.md": encoders,
@@ -536,6 +544,7 @@ def main() -> None:
         path = DOCS / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(make(path.read_text() if path.is_file() else ""))
+    FILE.write_text(facts().to_json(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fusionzoo
 from fusionzoo.cli import main
 from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
-from fusionzoo.zoo import facts
 
 ROOT = Path(__file__).parents[1]
 LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
@@ -34,64 +32,13 @@ def run(code: str, **environment: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds the zoo's facts."""
-    root = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FUSIONZOO_CACHE", str(root))
-        facts.facts()
-    return root
-
-
 @pytest.mark.parametrize(
     "command", [["zoo"], ["zoo", "list", "m*"], ["zoo", "info", "gmu"], ["zoo", "info", "hf/x"]]
 )
-def test_the_zoo_is_shown_without_torch(command: list[str], cache: Path) -> None:
+def test_the_zoo_is_shown_without_torch(command: list[str]) -> None:
     heavy = ("torch", "numpy", "pydantic", "timm", "transformers")
     code = f"from fusionzoo.cli import main; main({command!r}); {LOADED.format(heavy)}"
-    assert run(code, FUSIONZOO_CACHE=str(cache)) == "[]"
-
-
-def test_stored_facts_equal_fresh_ones_and_a_changed_source_makes_them_anew(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
-    fresh = facts.gather_facts()
-    monkeypatch.setattr(facts, "gather_facts", lambda: pytest.fail("gathered again"))
-    assert facts.facts() == fresh
-    other = facts.Facts(fresh.fusions[:1], [], [])
-    monkeypatch.setattr(facts, "gather_facts", lambda: other)
-    monkeypatch.setattr(facts, "sources_stamp", lambda: "another")
-    assert facts.facts() == other
-    (cache / "zoo.json").write_text("{")
-    assert facts.facts() == other
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_the_stamp_sees_every_source_file(
-    linked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also below the three folders that a checkout links, and where it has no links."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "fusion").mkdir()
-    if linked:
-        (tmp_path / "package" / "fusion").symlink_to(tmp_path / "fusion")
-    inside = Path(facts.__file__).relative_to(Path(fusionzoo.__file__).parent)
-    monkeypatch.setattr(facts, "__file__", str(tmp_path / "package" / inside))
-    before = facts.sources_stamp()
-    (tmp_path / "fusion" / "plugin.py").write_text("x = 1")
-    assert facts.sources_stamp() != before
-
-
-def test_facts_need_no_cache_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "file"))
-    nothing = facts.Facts([], [], [])
-    monkeypatch.setattr(facts, "gather_facts", lambda: nothing)
-    assert facts.facts() == nothing
+    assert run(code) == "[]"
 
 
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:

@@ -22,6 +22,7 @@ from fusionzoo.datasets import DATASETS
 from fusionzoo.fusion import fusion_info, list_fusions
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES, About, balance_cards, card
+from fusionzoo.zoo.facts import FILE, facts
 from helpers import tiny_models
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -72,6 +73,11 @@ def test_a_generated_page_is_what_the_registry_and_the_results_say(
 ) -> None:
     text = (DOCS / page).read_text()
     assert text == make.PAGES[page](text), "make docs"
+
+
+def test_the_facts_that_the_command_shows_are_those_of_the_registries(make: ModuleType) -> None:
+    assert facts() == make.facts(), "make docs"
+    assert FILE.read_text(encoding="utf-8") == make.facts().to_json(), "make docs"
 
 
 def test_every_page_of_a_family_is_generated_and_none_is_left_over(make: ModuleType) -> None:

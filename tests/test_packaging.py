@@ -130,7 +130,8 @@ def test_a_wheel_holds_code_pages_and_recipes_and_its_metadata_is_whole(
 ) -> None:
     checkout = copy_checkout(tmp_path / "checkout", links=True)
     wheel = build("wheel", checkout, build_env, tmp_path / "dist")
-    assert {Path(name).suffix for name in contents(wheel)} == {*(".py", ".html", ".yaml", ".typed")}
+    kinds = {Path(name).suffix for name in contents(wheel)}
+    assert kinds == {".py", ".html", ".yaml", ".json", ".typed"}
     assert {name.split("/")[0] for name in contents(wheel)} == {"fusionzoo"}
     metadata = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
     listed = set(zipfile.ZipFile(wheel).namelist()) - contents(wheel)

@@ -308,15 +308,14 @@ def test_an_installed_plugin_that_fails_is_a_warning_with_its_name(
     assert "ZeroDivisionError: division by zero" in record.message
 
 
-def test_the_stored_facts_follow_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = facts.sources_stamp()
+def test_the_zoo_shows_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = facts.facts()
     install(tmp_path, monkeypatch, own_plugin_installed=MINE)
-    installed = facts.sources_stamp()
-    (tmp_path / "own_plugin_installed.py").write_text(MINE + "\n# changed\n")
-    assert len({before, installed, facts.sources_stamp()}) == 3
-    assert "own_plugin_installed" not in sys.modules
+    installed = facts.facts()
+    (own,) = [card for card in installed.fusions if card not in before.fusions]
+    assert (own.name, own.paper) == ("own_sum", "Own 2024") and own.parameters > 0
+    assert "own_words" in [card.name for card in installed.encoders]
+    assert installed.fusions[0] == before.fusions[0]
 
 
 # ---- module:Class
@@ -542,8 +541,8 @@ def test_zoo_and_data_take_plugins_before_and_after_the_action(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    known = facts.Facts([facts_card()], [], [])
-    monkeypatch.setattr(facts, "_stored_facts", lambda: known)
+    (tmp_path / "facts.json").write_text(facts.Facts([facts_card()], [], []).to_json())
+    monkeypatch.setattr(facts, "FILE", tmp_path / "facts.json")
     monkeypatch.setattr("fusionzoo.fusion.list_fusions", lambda: ["gmu", "own_sum"])
     flags = ["--plugins", str(mine)]
     for command in (["zoo", *flags], ["zoo", "list", *flags], ["zoo", *flags, "list"]):
