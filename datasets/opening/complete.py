@@ -55,7 +55,7 @@ from ..sources.infer import (
 )
 from ..sources.table_files import WORKBOOKS, sheet_names, table_suffix
 from ..sources.table_settings import TableSettings
-from ..tables.arrow import is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.provenance import Loaded
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
 from .load import load_table
@@ -499,7 +499,7 @@ def _explicit(
     return chosen
 
 
-def _is_complete(column: Any) -> bool:
+def _is_complete(column: ArrowColumn) -> bool:
     return column.null_count == 0 and len(column.unique()) == len(column)
 
 
@@ -526,7 +526,7 @@ def _target_rows(done: Completed) -> list[tuple[str, str, str]]:
     ]
 
 
-def _count(column: Any) -> str:
+def _count(column: ArrowColumn) -> str:
     """Return how many different labels a column holds, and how many are missing."""
     flat = pc.list_flatten(column) if is_list(column.type) else column
     missing = f", {column.null_count:,} missing" if column.null_count else ""
@@ -537,7 +537,7 @@ def _row(finding: Finding) -> tuple[str, str, str]:
     return finding.name, HOW.get(finding.kind, finding.kind), finding.about
 
 
-def _row_by_name(name: str, column: Any) -> tuple[str, str, str]:
+def _row_by_name(name: str, column: ArrowColumn) -> tuple[str, str, str]:
     """Return the row of a column whose name alone says what it is."""
     gaps = f", {column.null_count:,} missing" if column.null_count else ""
     first = column.drop_null().slice(0, 1).to_pylist()
