@@ -53,7 +53,7 @@ from ..sources.infer import (
     target_kind,
     tells_alone,
 )
-from ..sources.table_files import WORKBOOKS, sheet_names, table_suffix
+from ..sources.table_files import is_workbook, sheet_names
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.provenance import Loaded
@@ -241,8 +241,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
 def _has_open_sheet(settings: Mapping[str, Any]) -> bool:
     """Whether the file is a workbook of which no sheet is named."""
     root = settings.get("root")
-    is_workbook = isinstance(root, str) and table_suffix(Path(root)) in WORKBOOKS
-    return is_workbook and not settings.get("sheet")
+    return isinstance(root, str) and is_workbook(Path(root)) and not settings.get("sheet")
 
 
 def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Loaded:
