@@ -232,9 +232,8 @@ class SingleCells:
     def __init__(self, table: pa.Table) -> None:
         self.table = table
         self._columns: dict[str, ArrowColumn] = {}
-        self._edges: dict[
-            str, ArrowColumn | None
-        ] = {}  # of columns with an edge of a segment; None: no column
+        # Those with an edge of a segment; None: there is no such column.
+        self._edges: dict[str, ArrowColumn | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SingleCells, (self.table,)  # a copy looks its columns up itself
