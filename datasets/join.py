@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
+from .tables.arrow import ArrowColumn
 from .tables.paths import is_collecting
 from .tables.provenance import Provenance
 from .tables.splits import class_columns, make_splits
@@ -194,9 +195,9 @@ class SplitRule(NamedTuple):
 def join_splits(
     sources: Sources,
     joined: JoinedRows,
-    columns: Mapping[str, Any],
+    columns: Mapping[str, ArrowColumn],
     kinds: Mapping[str, str] | None,
-) -> tuple[Any, SplitRule]:
+) -> tuple[ArrowColumn, SplitRule]:
     """Return the split of each sample, and the rule behind the splits.
 
     If no source has splits, they are made for the joined samples; parts of sources, such as a
@@ -217,8 +218,8 @@ def is_made(source: Samples) -> bool:
 
 
 def _make_splits(
-    sources: Sources, columns: Mapping[str, Any], kinds: Mapping[str, str] | None
-) -> tuple[Any, SplitRule]:
+    sources: Sources, columns: Mapping[str, ArrowColumn], kinds: Mapping[str, str] | None
+) -> tuple[ArrowColumn, SplitRule]:
     shares = {name: source.provenance.split_shares for name, source in sources.items()}
     if len(set(shares.values())) > 1:
         raise FusionZooError(f"sources to join need the same shares of splits, found {shares}")
@@ -231,7 +232,7 @@ def _make_splits(
 
 def _collect_splits(
     sources: Sources, joined: JoinedRows, hashed: list[str]
-) -> tuple[Any, SplitRule]:
+) -> tuple[ArrowColumn, SplitRule]:
     """Take each sample's split from the sources that have it."""
     rules = {name: source.provenance.split_rule for name, source in sources.items()}
     cells = {name: source.split_names for name, source in sources.items()}

@@ -28,7 +28,14 @@ from .media.audio import cost, cut
 from .media.decode import decode
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
 from .shown import as_html, as_text
-from .tables.arrow import cell_lengths, count_values, positions_in, repeated_value, rows_equal_to
+from .tables.arrow import (
+    ArrowColumn,
+    cell_lengths,
+    count_values,
+    positions_in,
+    repeated_value,
+    rows_equal_to,
+)
 from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .tables.provenance import Amputation, Provenance
 from .tables.table import (
@@ -250,8 +257,8 @@ class PairedDataset(Dataset[Sample | None]):
         """Return the samples' cells of a column of the table."""
         return self.chosen(name).to_pylist()
 
-    def chosen(self, name: str) -> Any:
-        """Return the samples' cells of a column of the table, as an Arrow array."""
+    def chosen(self, name: str) -> ArrowColumn:
+        """Return the samples' cells of a column of the table."""
         return self.table[name].take(pa.array(self.rows.numpy()))
 
     # ---- order

@@ -382,7 +382,7 @@ def check_rows(
             raise FusionZooError(f"{place(row)}: {name} {table[name][row].as_py()!r} {problem}")
 
 
-def _array_cells(column: Any) -> pa.Table:
+def _array_cells(column: pa.ChunkedArray) -> pa.Table:
     """Return file, key, row of the table and the end of the rows of each cell that names some."""
     parts = pc.extract_regex(column, PATTERN).combine_chunks()
     fields = {field.name: parts.field(number) for number, field in enumerate(parts.type)}

@@ -53,9 +53,9 @@ from ..sources.infer import (
     target_kind,
     tells_alone,
 )
-from ..sources.table_files import WORKBOOKS, sheet_names, table_suffix
+from ..sources.table_files import is_workbook, sheet_names
 from ..sources.table_settings import TableSettings
-from ..tables.arrow import is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.provenance import Loaded
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
 from .load import load_table
@@ -241,8 +241,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
 def _has_open_sheet(settings: Mapping[str, Any]) -> bool:
     """Whether the file is a workbook of which no sheet is named."""
     root = settings.get("root")
-    is_workbook = isinstance(root, str) and table_suffix(Path(root)) in WORKBOOKS
-    return is_workbook and not settings.get("sheet")
+    return isinstance(root, str) and is_workbook(Path(root)) and not settings.get("sheet")
 
 
 def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Loaded:
@@ -499,7 +498,7 @@ def _explicit(
     return chosen
 
 
-def _is_complete(column: Any) -> bool:
+def _is_complete(column: ArrowColumn) -> bool:
     return column.null_count == 0 and len(column.unique()) == len(column)
 
 
@@ -526,7 +525,7 @@ def _target_rows(done: Completed) -> list[tuple[str, str, str]]:
     ]
 
 
-def _count(column: Any) -> str:
+def _count(column: ArrowColumn) -> str:
     """Return how many different labels a column holds, and how many are missing."""
     flat = pc.list_flatten(column) if is_list(column.type) else column
     missing = f", {column.null_count:,} missing" if column.null_count else ""
@@ -537,7 +536,7 @@ def _row(finding: Finding) -> tuple[str, str, str]:
     return finding.name, HOW.get(finding.kind, finding.kind), finding.about
 
 
-def _row_by_name(name: str, column: Any) -> tuple[str, str, str]:
+def _row_by_name(name: str, column: ArrowColumn) -> tuple[str, str, str]:
     """Return the row of a column whose name alone says what it is."""
     gaps = f", {column.null_count:,} missing" if column.null_count else ""
     first = column.drop_null().slice(0, 1).to_pylist()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..shards.storage import is_url
-from ..sources.table_files import read_table, table_suffix
+from ..sources.table_files import READERS, read_table, table_suffix
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import with_text_of_uuids
 from ..tables.provenance import Loaded
@@ -41,5 +41,5 @@ def _load(settings: TableSettings) -> Loaded:
         source=UNNAMED if STORED.search(str(path)) else str(path),
         root=path.parent,
         provenance=provenance,
-        has_nulls=table_suffix(path) == ".parquet",
+        has_nulls=READERS[table_suffix(path)].has_nulls,
     )

@@ -188,7 +188,7 @@ def _kind(kind: str | None, shape: Sequence[int | str], dtype: Any, array: Array
     return fitting[0]
 
 
-def _match_rows(columns: Columns, values: _Values, flag: str) -> Any:
+def _match_rows(columns: Columns, values: _Values, flag: str) -> pa.Array:
     """Return the number of each row's value, null where it has none."""
     count = len(columns.table)
     if values.ids is None:

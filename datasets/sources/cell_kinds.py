@@ -9,12 +9,13 @@ import datetime
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
+
+from ..tables.arrow import ArrowColumn
 
 NUMBER, DATE, CATEGORY, NONE = "number", "date", "category", "none"
 CELL = re.compile(  # a number with a currency before it or a unit behind it
@@ -84,8 +85,8 @@ def without_thousands(number: str, comma: bool) -> str:
 
 
 def convert_cells(
-    name: str, kind: str, column: Any, comma: bool = False
-) -> tuple[dict[str, Any], bool]:
+    name: str, kind: str, column: ArrowColumn, comma: bool = False
+) -> tuple[dict[str, ArrowColumn], bool]:
     """Return what a column of a kind becomes, `{name: column}`, and whether they are categories.
 
     A date becomes year and days since 1970, numbers, and month and weekday, categories. `comma`:
@@ -99,11 +100,11 @@ def convert_cells(
     return {name: column}, word == CATEGORY
 
 
-def _is_text(column: Any) -> bool:
+def _is_text(column: ArrowColumn) -> bool:
     return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
 
 
-def _plain_numbers(column: Any, unit: str, comma: bool) -> Any:
+def _plain_numbers(column: ArrowColumn, unit: str, comma: bool) -> pa.Array:
     """Remove the unit and the signs between thousands; cells that are no number stay."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     encoded = whole.dictionary_encode()
@@ -115,7 +116,7 @@ def _plain_numbers(column: Any, unit: str, comma: bool) -> Any:
     return pa.array(plain, pa.string()).take(encoded.indices)
 
 
-def _date_columns(name: str, column: Any, order: str) -> dict[str, Any]:
+def _date_columns(name: str, column: ArrowColumn, order: str) -> dict[str, ArrowColumn]:
     encoded = column.cast(pa.string())
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

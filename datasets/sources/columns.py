@@ -27,7 +27,7 @@ from fusionzoo.targets import (
 )
 
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, Loaded, RowNumbers
 from ..tables.table import ROLES, word_list
@@ -97,12 +97,12 @@ class Columns:
                 f" Its columns: {list_names(known)}"
             )
 
-    def values(self, role: str) -> Any:
+    def values(self, role: str) -> pa.ChunkedArray:
         """Return a column unchanged."""
         self.used.add(self.position(role))
         return self.table.column(self.position(role))
 
-    def text(self, role: str, *, words_missing: bool = True) -> Any:
+    def text(self, role: str, *, words_missing: bool = True) -> ArrowColumn:
         """Return a column as text without spaces around it, null where that is empty or, if
         `words_missing`, a word for a missing value.
 
@@ -120,11 +120,11 @@ class Columns:
             ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
 
-    def numbers(self, role: str) -> Any:
+    def numbers(self, role: str) -> ArrowColumn:
         """Return a column as text with decimal points, null where it is empty."""
         return self._decimal_points(self.text(role))
 
-    def labels(self, role: str, kind: str) -> Any:
+    def labels(self, role: str, kind: str) -> ArrowColumn:
         """Return a column of labels as text, as `fusionzoo.targets` reads its kind."""
         standard = kind and kind_of(kind).standard_kind()  # empty: a class
         if standard == "multilabel":
@@ -137,7 +137,7 @@ class Columns:
             return self._decimal_points(column)
         return _one_spelling(column) if standard in ("", "classification") else column
 
-    def _label_lists(self, role: str) -> Any:
+    def _label_lists(self, role: str) -> ArrowColumn:
         """Return a column of lists of labels, or of labels divided by the separator, as text."""
         column = self.values(role)
         if is_list(column.type):
@@ -173,7 +173,7 @@ class Columns:
             lists.append(entries)
         return lists
 
-    def _joined(self, role: str, cells: Sequence[Any], *, vectors: bool = False) -> Any:
+    def _joined(self, role: str, cells: Sequence[Any], *, vectors: bool = False) -> pa.Array:
         """Return lists of labels as text that `fusionzoo.targets.words` divides; `;` is none.
 
         With `vectors`, lists of 0 and 1 may be vectors, whose ones have the labels' positions.
@@ -195,7 +195,7 @@ class Columns:
                 ) from None
         return pa.array(joined, pa.string())
 
-    def tabular(self, role: str) -> Any:
+    def tabular(self, role: str) -> ArrowColumn:
         """Return a column of a tabular modality: text with decimal points, null for missing cells;
         numbers and categories stay as they are.
         """
@@ -206,7 +206,7 @@ class Columns:
         stripped = pc.utf8_trim_whitespace(text)
         return self._decimal_points(self._without_missing(role, text, stripped, True))
 
-    def converted(self, name: str, column: Any) -> tuple[dict[str, Any], bool]:
+    def converted(self, name: str, column: ArrowColumn) -> tuple[dict[str, ArrowColumn], bool]:
         """Return what a column becomes by its cells' kind, and whether they are categories."""
         kind = self.settings.cell_kinds.get(fold(name))
         if kind is None:
@@ -217,7 +217,7 @@ class Columns:
             parts = {name: self._decimal_points(parts[name])}
         return parts, are_categories
 
-    def references(self, role: str) -> Any:
+    def references(self, role: str) -> ArrowColumn:
         """Return a modality's column with null for missing text; lists stay as they are."""
         column = self.values(role)
         if pa.types.is_dictionary(column.type):
@@ -236,7 +236,9 @@ class Columns:
         self.table, self.row_ids = self.table.filter(pa.array(mask)), self.row_ids[mask]
         self.row_numbers = self.row_numbers.keep(mask)
 
-    def _without_missing(self, role: str, text: Any, stripped: Any, words_missing: bool) -> Any:
+    def _without_missing(
+        self, role: str, text: ArrowColumn, stripped: ArrowColumn, words_missing: bool
+    ) -> ArrowColumn:
         """Return `text` with null where `stripped` is empty or a word for a missing value."""
         words = pa.array(["", *(self.missing_words if words_missing else ())])
         is_missing = pc.is_in(stripped, value_set=words)
@@ -248,13 +250,13 @@ class Columns:
         )
         return pc.if_else(is_missing, pa.scalar(None, pa.string()), text)
 
-    def _decimal_points(self, column: Any) -> Any:
+    def _decimal_points(self, column: ArrowColumn) -> ArrowColumn:
         """Return a text column with decimal points."""
         if self.settings.decimal == ".":
             return column
         return pc.replace_substring_regex(column, COMMA_NUMBER, r"\1.\2")
 
-    def _decimal_points_in_lists(self, column: Any) -> Any:
+    def _decimal_points_in_lists(self, column: ArrowColumn) -> ArrowColumn:
         """Return a column of lists of text with decimal points; others stay as they are."""
         if self.settings.decimal == "." or not pa.types.is_list(column.type):
             return column
@@ -270,7 +272,7 @@ class Columns:
         return tuple(name for position, name in names if position not in self.used)
 
 
-def _one_spelling(column: Any) -> Any:
+def _one_spelling(column: ArrowColumn) -> ArrowColumn:
     """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     encoded = whole.dictionary_encode()
@@ -279,7 +281,7 @@ def _one_spelling(column: Any) -> Any:
     return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
 
 
-def _as_text(column: Any) -> Any:
+def _as_text(column: ArrowColumn) -> ArrowColumn:
     """Return the cells of a column as text; numbers that are not a number are null."""
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
@@ -430,14 +432,14 @@ def _refuse_labels(
                 )
 
 
-def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
+def _join(table: Columns, names: list[str], forced: Collection[str]) -> pa.StructArray:
     columns = {name: table.tabular(name) for name in names}
     forced = {*forced}
     if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
         values = columns[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
     try:
-        converted: dict[str, Any] = {}
+        converted: dict[str, ArrowColumn] = {}
         for name, column in columns.items():
             parts, are_categories = table.converted(name, column)
             converted |= parts
@@ -448,8 +450,8 @@ def _join(table: Columns, names: list[str], forced: Collection[str]) -> Any:
 
 
 def read_list_cells(
-    table: Columns, values: Mapping[str, Any], kinds: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
+    table: Columns, values: Mapping[str, ArrowColumn], kinds: Mapping[str, str]
+) -> tuple[dict[str, ArrowColumn], list[str]]:
     """Return the modalities with lists of numbers for text in brackets, and notes of this.
 
     A column in which some cells are lists has no other cells.
@@ -466,7 +468,7 @@ def read_list_cells(
     return columns, notes
 
 
-def _read(table: Columns, name: str, column: Any, ndim: int) -> pa.Array:
+def _read(table: Columns, name: str, column: ArrowColumn, ndim: int) -> pa.Array:
     cells: list[Any] = []
     for row, text in enumerate(column.to_pylist()):
         cell = None if text is None else _parse(text)

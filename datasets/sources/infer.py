@@ -22,7 +22,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import decimal_hint, read_list
 
 from ..media.formats import SUFFIXES, VIDEOS
-from ..tables.arrow import is_list
+from ..tables.arrow import ArrowColumn, is_list
 from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
 from .cell_kinds import (
     CATEGORY,
@@ -96,7 +96,7 @@ class Cells(NamedTuple):
         return sum(self.counts.values())
 
 
-def read_cells_of(column: Any, missing: Collection[str]) -> Cells:
+def read_cells_of(column: ArrowColumn, missing: Collection[str]) -> Cells:
     """Count the values of a column, without empty cells and words for missing ones."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -116,7 +116,7 @@ def is_plain(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
 
 
-def find_column(name: str, column: Any, missing: Collection[str] = NA) -> Finding:
+def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -> Finding:
     """Return what a column holds."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -306,7 +306,7 @@ class TargetKind(NamedTuple):
     missing: tuple[str, ...] = ()  # words that stand for a missing number
 
 
-def target_kind(name: str, column: Any, missing: Collection[str] = NA) -> TargetKind:
+def target_kind(name: str, column: ArrowColumn, missing: Collection[str] = NA) -> TargetKind:
     """Return the kind of a target.
 
     Numbers are a quantity if they have fractions or a unit, or are many for the rows; a few whole
@@ -347,7 +347,7 @@ def target_kind(name: str, column: Any, missing: Collection[str] = NA) -> Target
     return TargetKind("classification")
 
 
-def tells_alone(column: Any, kind: str, target: Any, target_kind: str) -> bool:
+def tells_alone(column: ArrowColumn, kind: str, target: ArrowColumn, target_kind: str) -> bool:
     """Whether a column alone predicts the target: what must be asked of a column that leaks it."""
     if not (is_plain(column.type) and is_plain(target.type)):
         return False

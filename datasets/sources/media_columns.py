@@ -20,7 +20,7 @@ from ..media.audio import spread
 from ..media.budgets import check_budget
 from ..media.decode import media_value
 from ..media.formats import VIDEOS
-from ..tables.arrow import BINARY_TYPES, first_true, is_list_of_text, row_numbers
+from ..tables.arrow import BINARY_TYPES, ArrowColumn, first_true, is_list_of_text, row_numbers
 from ..tables.paths import PathChecker, is_collecting, refuse
 from ..tables.provenance import Loaded, Provenance
 from ..tables.table import EDGES, Samples
@@ -121,7 +121,7 @@ def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
 
 
-def _has_value(column: pa.ChunkedArray) -> Any:
+def _has_value(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return which cells are not null and, if they are `{bytes, path}`, have one of the two.
 
     A list has a value if it is not empty.
@@ -139,7 +139,9 @@ def _field_names(struct: pa.DataType) -> list[str]:
     return [field.name for field in struct] if pa.types.is_struct(struct) else []
 
 
-def without_empty(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+def without_empty(
+    values: Mapping[str, ArrowColumn], kinds: Mapping[str, str]
+) -> dict[str, ArrowColumn]:
     """Return the modalities' columns; lists lose empty entries, and empty lists become null."""
     return {
         name: _without_empty(column, name) if kinds[name] in SEVERAL else column
@@ -147,7 +149,7 @@ def without_empty(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[s
     }
 
 
-def _without_empty(column: Any, name: str) -> Any:
+def _without_empty(column: ArrowColumn, name: str) -> ArrowColumn:
     kind = column.type
     if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         column = column.cast(pa.list_(kind.value_type))
@@ -165,8 +167,8 @@ def _without_empty(column: Any, name: str) -> Any:
 
 
 def with_slashes(
-    values: Mapping[str, Any], path_columns: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
+    values: Mapping[str, ArrowColumn], path_columns: Sequence[str]
+) -> tuple[dict[str, ArrowColumn], list[str]]:
     """Return the modalities with slashes in paths for backslashes, and notes of this."""
     columns, notes = dict(values), []
     for name in path_columns:
@@ -280,17 +282,17 @@ def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:
 def read_segments(
     table: Columns,
     kinds: Mapping[str, str],
-    values: Mapping[str, Any],
+    values: Mapping[str, ArrowColumn],
     roles: Mapping[str, str],
     taken: Collection[int],
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, ArrowColumn], list[str]]:
     """Return columns `<modality>_start` and `<modality>_end`, float64, and notes of them.
 
     For a modality `audio` the column is that of the role `audio_start`, else that of `start`. A
     column that only has the name, and neither numbers nor clips beside it, stays unused; `taken`
     are the positions of columns that are something else.
     """
-    columns: dict[str, Any] = {}
+    columns: dict[str, ArrowColumn] = {}
     notes = []
     for role in roles:
         table.require(roles[role], f"--data.columns.{role}")
@@ -313,7 +315,7 @@ def read_segments(
     return columns, notes
 
 
-def _has_videos(column: Any) -> bool:
+def _has_videos(column: ArrowColumn) -> bool:
     """Whether any cell names a video; of values outside of the table that is not known."""
     if pa.types.is_list(column.type):
         column = pc.list_flatten(column)
@@ -325,7 +327,7 @@ def _has_videos(column: Any) -> bool:
 
 def _read_edge(
     table: Columns, name: str, edge: str, roles: Mapping[str, str], taken: Collection[int]
-) -> tuple[Any, str] | None:
+) -> tuple[ArrowColumn, str] | None:
     """Return the seconds and the column of one edge; None if there is no such column."""
     for role in (f"{name}_{edge}", edge):
         column = roles.get(role, role)
@@ -345,7 +347,7 @@ def _read_edge(
     return None
 
 
-def _first_word(column: Any) -> tuple[int, str]:
+def _first_word(column: ArrowColumn) -> tuple[int, str]:
     """Return row and text of the first cell that is no number."""
     for row, cell in enumerate(column.to_pylist()):
         try:
@@ -355,7 +357,7 @@ def _first_word(column: Any) -> tuple[int, str]:
     return 0, str(column[0])
 
 
-def _check(table: Columns, name: str, seconds: Mapping[str, Any]) -> None:
+def _check(table: Columns, name: str, seconds: Mapping[str, ArrowColumn]) -> None:
     """Raise an error for the first segment that is negative, not finite or empty."""
     unknown = np.full(len(table.table), np.nan)
     starts, ends = (

@@ -18,7 +18,7 @@ from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..tables.arrow import is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import Loaded, Provenance, RowNumbers
 from ..tables.splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
@@ -123,7 +123,7 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     )
 
 
-def read_ids(table: Columns) -> Any:
+def read_ids(table: Columns) -> ArrowColumn:
     """Return the ids, which must be complete; without a column of them the rows' numbers from 0."""
     if "id" not in table:
         return pa.array(table.row_ids).cast(pa.string())
@@ -134,7 +134,9 @@ def read_ids(table: Columns) -> Any:
     return ids
 
 
-def _tell_apart(ids: Any, row_numbers: RowNumbers | None) -> tuple[Any, dict[str, str]]:
+def _tell_apart(
+    ids: ArrowColumn, row_numbers: RowNumbers | None
+) -> tuple[ArrowColumn, dict[str, str]]:
     """Return ids that are all different, and the table's own of those that were not."""
     if len(ids.unique()) == len(ids):
         return ids, {}
@@ -150,7 +152,7 @@ def _name_of_ids(table: Columns, index: str) -> str:
     return "id" if name == index else name
 
 
-def read_groups(table: Columns, taken: set[int]) -> tuple[Any, str]:
+def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, str]:
     """Return the groups and the rule behind them, or None.
 
     A column `group` that the user did not name is used unless it is `taken` for something else; an
@@ -176,7 +178,7 @@ def missing_words(table: Columns, names: Collection[str] | None = None) -> str:
     return "; ".join(parts)
 
 
-def other_columns(table: Columns, taken: Container[str]) -> dict[str, Any]:
+def other_columns(table: Columns, taken: Container[str]) -> dict[str, ArrowColumn]:
     """Return text and numbers of unused columns as text, but for names that are `taken`."""
     columns = {}
     used = set(table.used)
@@ -200,12 +202,12 @@ def _is_kept(kind: pa.DataType) -> bool:
 class SplitColumn(NamedTuple):
     """The splits of a table's rows and where they come from."""
 
-    column: Any
+    column: ArrowColumn
     rule: str
     shares: tuple[float, ...] | None  # of splits made by hash
 
 
-def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
+def read_splits(table: Columns, columns: Mapping[str, ArrowColumn]) -> SplitColumn:
     """Return the splits of the column `split`; without one, made by a column of times, or by a hash
     of the group or id.
 
@@ -230,7 +232,7 @@ def read_splits(table: Columns, columns: Mapping[str, Any]) -> SplitColumn:
     )
 
 
-def _by_time(table: Columns, keys: Any) -> tuple[Any, str]:
+def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return splits by the column of times, and the rule with the first time of each."""
     name, cells = table.name(TIME), table.text(TIME)
     encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
@@ -262,7 +264,7 @@ def _by_time(table: Columns, keys: Any) -> tuple[Any, str]:
     return splits, f"by time in {name!r}: {', '.join(starts)}"
 
 
-def _read_column(table: Columns, ids: Any) -> tuple[Any, str]:
+def _read_column(table: Columns, ids: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return the column of splits, which must be complete, and the rule behind it."""
     splits, name = table.text("split"), table.name("split")
     for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
@@ -425,7 +427,9 @@ def _read_columns(
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
 
 
-def _read_values(table: Columns, kinds: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+def _read_values(
+    table: Columns, kinds: Mapping[str, str]
+) -> tuple[dict[str, ArrowColumn], list[str]]:
     """Return the columns of the modalities, and notes of how they were read."""
     values = without_empty({name: table.references(name) for name in kinds}, kinds)
     values = _drop_empty(table, values)
@@ -436,7 +440,7 @@ def _read_values(table: Columns, kinds: Mapping[str, str]) -> tuple[dict[str, An
     return values, [*notes, *list_notes]
 
 
-def _drop_empty(table: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(table: Columns, values: Mapping[str, ArrowColumn]) -> dict[str, ArrowColumn]:
     """Drop the rows without any modality, or raise an error if the user does not allow that."""
     has_any = np.zeros(len(table.table), dtype=bool)
     if not len(has_any):

@@ -7,10 +7,10 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,14 @@ from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
 from .open_document import read_sheets
 from .table_settings import TableSettings
-from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
+from .text_tables import (
+    DELIMITERS,
+    TextFile,
+    check_encoding,
+    find_encoding,
+    read_delimited,
+    read_json_lines,
+)
 
 NO_TABLES = {  # start of a file in lower case -> what it is and what to do
     b"<!doctype html": "a web page (HTML), no table: download the file that it links to",
@@ -37,17 +44,65 @@ MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if t
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
-JSON_LINES = (".jsonl", ".ndjson")
-WORKBOOKS = (".xlsx", ".ods")
-READERS = (".csv", ".tsv", *JSON_LINES, ".parquet", *WORKBOOKS)
 HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
+READERS: dict[str, TableReader] = {}  # by ending, as `table_suffix` returns it
+Read = Callable[[Path, TableSettings], tuple[pa.Table, Provenance]]
+SheetCells = tuple[list[tuple[Any, ...]], list[Any], list[str]]  # cells, merged ones, all sheets
 
 
-def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list[str]]:
-    """Read a sheet, by default the first; return its cells as text, the numbers of its rows and the
-    names of all sheets. The first row that is not empty is the header."""
-    is_open_document = table_suffix(path) == ".ods"
-    read = _cells_of_open_document if is_open_document else _cells
+class TableReader(NamedTuple):
+    """How the files with an ending are read."""
+
+    read: Read
+    sheet_names: Callable[[Path], list[str]] | None = None  # of a workbook, those in sight first
+    has_nulls: bool = False  # whether missing values are marked, rather than by words
+
+
+def _reads(
+    *suffixes: str,
+    sheet_names: Callable[[Path], list[str]] | None = None,
+    has_nulls: bool = False,
+) -> Callable[[Read], Read]:
+    """Read the files with these endings by the decorated function."""
+
+    def decorate(read: Read) -> Read:
+        for suffix in suffixes:
+            assert suffix not in READERS, suffix
+            READERS[suffix] = TableReader(read, sheet_names, has_nulls)
+        return read
+
+    return decorate
+
+
+def is_workbook(path: Path) -> bool:
+    """Whether a file's name says that it is a workbook of sheets."""
+    return table_suffix(path) in _workbooks()
+
+
+def _workbooks() -> list[str]:
+    return [suffix for suffix, reader in READERS.items() if reader.sheet_names is not None]
+
+
+def sheet_names(path: Path) -> list[str]:
+    """Return the names of a workbook's sheets, those in sight first."""
+    _check_file(path)
+    names_of = READERS[table_suffix(path)].sheet_names
+    assert names_of is not None
+    return names_of(path)
+
+
+def _read_sheet(
+    path: Path,
+    settings: TableSettings,
+    read: Callable[[Path, str], SheetCells],
+    *,
+    check_formulas: bool = False,
+) -> tuple[pa.Table, Provenance]:
+    """Read a sheet, by default the first, whose cells `read` returns; cells become text.
+
+    The first row that is not empty is the header.
+    """
+    sheet = settings.sheet
     cells, merged, sheets = read(path, sheet)
     header_row = next((number for number, row in enumerate(cells) if any(_filled(row))), None)
     if header_row is None:
@@ -59,31 +114,18 @@ def read_spreadsheet(path: Path, sheet: str) -> tuple[pa.Table, RowNumbers, list
     check_budget("cells", width * len(filled), str(path))  # empty cells included
     _check_merged(path, merged, filled, header_row)
     rows = [[*row, *[None] * width][:width] for row in cells[header_row : len(filled)]]
-    if not is_open_document and any(cell is None for row in rows[1:] for cell in row):
+    if check_formulas and any(cell is None for row in rows[1:] for cell in row):
         _check_formulas(path, sheet, rows, header_row)
     names = [_text(name) or "" for name in rows[0]]
     columns = [pa.array([_text(row[x]) for row in rows[1:]], pa.string()) for x in range(width)]
-    return pa.table(columns, names=names), RowNumbers(first=header_row + 2), sheets
+    table, numbers = pa.table(columns, names=names), RowNumbers(first=header_row + 2)
+    _check_header(path, table, numbers)
+    others = f"sheet {sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
+    reading = (others,) if len(sheets) > 1 else ()
+    return table, Provenance(row_numbers=numbers, reading=reading)
 
 
-def sheet_names(path: Path) -> list[str]:
-    """Return the names of a workbook's sheets, those in sight first."""
-    _check_file(path)
-    if table_suffix(path) == ".ods":
-        return [sheet.name for sheet in read_sheets(path)]
-    import openpyxl
-
-    book = openpyxl.load_workbook(path, read_only=True, keep_links=False)
-    try:
-        sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
-        return [sheet.title for sheet in sheets]
-    finally:
-        book.close()
-
-
-def _cells_of_open_document(
-    path: Path, sheet: str
-) -> tuple[list[tuple[Any, ...]], list[Any], list[str]]:
+def _cells_of_open_document(path: Path, sheet: str) -> SheetCells:
     """Return the cells of a sheet, its merged ranges, and the names of all sheets."""
     found, names = None, []
     for one in read_sheets(path):
@@ -95,9 +137,7 @@ def _cells_of_open_document(
     return found.rows, found.merged, names
 
 
-def _cells(
-    path: Path, sheet: str, *, values: bool = True
-) -> tuple[list[tuple[Any, ...]], list[Any], list[str]]:
+def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
     """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
     and the names of all sheets."""
     try:
@@ -289,8 +329,8 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
     try:
-        _check_ending(path, suffix)
-        table, provenance = _read(path, suffix, settings)
+        _check_ending(path)
+        table, provenance = READERS[suffix].read(path, settings)
         return check_unicode(table, str(path)), provenance
     except FusionZooError:
         raise
@@ -305,13 +345,14 @@ def _check_file(path: Path) -> None:
         raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
 
 
-def _check_ending(path: Path, suffix: str) -> None:
+def _check_ending(path: Path) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if head.startswith(b"pk\x03\x04") and suffix not in WORKBOOKS:
+    if head.startswith(b"pk\x03\x04") and not is_workbook(path):
         raise FusionZooError(
-            f"{path} is a ZIP archive, as .xlsx and .ods are: rename it if it is a workbook"
+            f"{path} is a ZIP archive, as {' and '.join(_workbooks())} are: rename it if it is a"
+            " workbook"
         )
     for start, what in NO_TABLES.items():
         if head.startswith(start):
@@ -331,25 +372,72 @@ def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
             )
 
 
-def _read(path: Path, suffix: str, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    if suffix == ".parquet":
-        return mark_index(read_parquet(path)), Provenance()
-    if suffix in WORKBOOKS:
-        table, numbers, sheets = read_spreadsheet(path, settings.sheet)
-        _check_header(path, table, numbers)
-        others = f"sheet {settings.sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
-        reading = (others,) if len(sheets) > 1 else ()
-        return table, Provenance(row_numbers=numbers, reading=reading)
+def _read_text(
+    path: Path, settings: TableSettings, usual_delimiter: str
+) -> tuple[pa.Table, Provenance]:
+    file, reading = _text_file(path, settings)
+    table, numbers, delimiter = read_delimited(file, settings.delimiter)
+    _check_header(path, table, numbers)
+    if delimiter != usual_delimiter:
+        reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
+    return table, Provenance(row_numbers=numbers, reading=reading)
+
+
+def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str, ...]]:
+    """Return a file with its encoding, and what the data summary says of that."""
     if settings.encoding is None:
         encoding, reason = find_encoding(path)
     else:
         encoding, reason = check_encoding(path, settings.encoding), "--data.encoding"
     reading = () if encoding == "utf-8" else (f"encoding {encoding} ({reason})",)
-    if suffix in JSON_LINES:
-        table, numbers = read_json_lines(path, encoding)
-    else:
-        table, numbers, delimiter = read_delimited(path, encoding, settings.delimiter)
-        _check_header(path, table, numbers)
-        if delimiter != ("\t" if suffix == ".tsv" else ","):
-            reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
+    return TextFile(path, encoding), reading
+
+
+def _sheets_of_excel(path: Path) -> list[str]:
+    import openpyxl
+
+    book = openpyxl.load_workbook(path, read_only=True, keep_links=False)
+    try:
+        sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
+        return [sheet.title for sheet in sheets]
+    finally:
+        book.close()
+
+
+def _sheets_of_open_document(path: Path) -> list[str]:
+    return [sheet.name for sheet in read_sheets(path)]
+
+
+# ---- readers, in the order in which messages list their endings
+
+
+@_reads(".csv")
+def _read_csv(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return _read_text(path, settings, ",")
+
+
+@_reads(".tsv")
+def _read_tsv(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return _read_text(path, settings, "\t")
+
+
+@_reads(".jsonl", ".ndjson")
+def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    file, reading = _text_file(path, settings)
+    table, numbers = read_json_lines(file)
     return table, Provenance(row_numbers=numbers, reading=reading)
+
+
+@_reads(".parquet", has_nulls=True)
+def _read_parquet(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return mark_index(read_parquet(path)), Provenance()
+
+
+@_reads(".xlsx", sheet_names=_sheets_of_excel)
+def _read_excel(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return _read_sheet(path, settings, _cells, check_formulas=True)
+
+
+@_reads(".ods", sheet_names=_sheets_of_open_document)
+def _read_open_document(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return _read_sheet(path, settings, _cells_of_open_document)

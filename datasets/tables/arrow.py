@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -21,6 +21,7 @@ BINARY_TYPES = (
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
+ArrowColumn: TypeAlias = pa.Array | pa.ChunkedArray  # a column, in one piece or in several
 MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
 MAX_NAMES = 30  # shown in a message
 OPENING, CLOSING = b"[{", b"]}"
@@ -31,7 +32,7 @@ def row_numbers(has_value: np.ndarray) -> pa.Array:
     return pa.array(np.arange(len(has_value)), mask=~has_value)
 
 
-def repeated_value(column: Any) -> tuple[Any, int] | None:
+def repeated_value(column: ArrowColumn) -> tuple[Any, int] | None:
     """Return the first value that a column holds several times, and its count.
 
     >>> repeated_value(pa.chunked_array([["a", "b", "b"]]))
@@ -44,7 +45,7 @@ def repeated_value(column: Any) -> tuple[Any, int] | None:
     return entry["values"], entry["counts"]
 
 
-def count_values(column: Any) -> dict[Any, int]:
+def count_values(column: ArrowColumn) -> dict[Any, int]:
     """Return how often each value occurs, in the order of first occurrence.
 
     >>> count_values(pa.chunked_array([["train", "test", "train"]]))
@@ -53,14 +54,14 @@ def count_values(column: Any) -> dict[Any, int]:
     return {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
 
 
-def rows_equal_to(column: Any, value: str) -> Tensor:
+def rows_equal_to(column: ArrowColumn, value: str) -> Tensor:
     """Return the positions of a value, int64."""
     import torch
 
     return torch.from_numpy(np.flatnonzero(pc.equal(column, value).to_numpy()))
 
 
-def positions_in(column: Any, values: Sequence[str]) -> Tensor:
+def positions_in(column: ArrowColumn, values: Sequence[str]) -> Tensor:
     """Return the index in `values` of each cell, int64; -1 where it is not among them.
 
     >>> positions_in(pa.chunked_array([["b", "a", "c"]]), ["a", "b"]).tolist()
@@ -72,7 +73,7 @@ def positions_in(column: Any, values: Sequence[str]) -> Tensor:
     return torch.from_numpy(pc.fill_null(indices, -1).to_numpy().astype(np.int64))
 
 
-def cell_lengths(column: Any) -> Tensor | None:
+def cell_lengths(column: ArrowColumn) -> Tensor | None:
     """Return the characters of each text, or the entries of each list, float64; 0 where empty.
 
     None: the column holds neither.
@@ -105,7 +106,7 @@ def is_list_of_text(kind: pa.DataType) -> bool:
     )
 
 
-def first_true(mask: Any) -> int | None:
+def first_true(mask: ArrowColumn) -> int | None:
     """Return the position of the first True in a column, or None; a null is False.
 
     >>> first_true(pa.chunked_array([[False, None], [True]]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ def _text_bytes(path: Any, column: int) -> int:
     return total
 
 
-def _dictionaries(path: Any, column: int, batch: int, groups: list[int] | None) -> Any:
+def _dictionaries(
+    path: Path, column: int, batch: int, groups: list[int] | None
+) -> Iterator[pa.DictionaryArray]:
     """Yield a column's values as dictionary arrays, those in lists one after another."""
     import pyarrow.parquet as pq
 

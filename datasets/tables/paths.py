@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..media.arrays import file_of
-from .arrow import is_list_of_text
+from .arrow import ArrowColumn, is_list_of_text
 from .provenance import RowNumbers
 
 NUMBER = r"[+-]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][+-]?[0-9]+)?"
@@ -144,7 +143,7 @@ def holds_paths(kind: str, column_type: pa.DataType) -> bool:
     return is_several or pa.types.is_string(column_type)
 
 
-def paths_in(column: Any) -> Iterator[tuple[int, str]]:
+def paths_in(column: ArrowColumn) -> Iterator[tuple[int, str]]:
     """Yield row and text of each cell, or of each entry of a list of text; nothing of others."""
     is_text = pa.types.is_string(column.type)
     has_text = is_text or is_list_of_text(column.type)

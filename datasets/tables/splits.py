@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.targets import kind_of, words
+
+from .arrow import ArrowColumn
 
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
@@ -32,7 +34,7 @@ USUAL_NAMES = {
 class MadeSplits(NamedTuple):
     """The splits of a table's rows, and which of them do not follow from the hash alone."""
 
-    splits: Any  # an Arrow array of text, by row
+    splits: pa.Array  # text, by row
     moved: dict[str, str]  # id or group -> the split it was moved to
     num_lacking: int  # classes that are too small to be in every split
     by_class: bool  # whether classes were looked at
@@ -90,8 +92,8 @@ def join_groups(
 
 
 def make_splits(
-    keys: Any,
-    labels: Sequence[Any] = (),
+    keys: ArrowColumn,
+    labels: Sequence[ArrowColumn] = (),
     shares: Sequence[float] = SHARES,
     *,
     unique: bool = False,
@@ -140,7 +142,7 @@ def make_splits(
 
 
 def splits_by_time(
-    times: NDArray[np.float64], keys: Any, shares: Sequence[float] = SHARES
+    times: NDArray[np.float64], keys: ArrowColumn, shares: Sequence[float] = SHARES
 ) -> pa.Array:
     """Assign the earliest rows to train, the next to val and the latest to test.
 
@@ -160,7 +162,9 @@ def splits_by_time(
     return pa.array(SPLITS).take(pa.array(np.searchsorted(bounds, before, side="right")[moment_of]))
 
 
-def class_columns(columns: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Any]:
+def class_columns(
+    columns: Mapping[str, ArrowColumn], kinds: Mapping[str, str]
+) -> list[ArrowColumn]:
     """Return the label columns with classes, for `make_splits`; `kinds` says what columns hold."""
     standard = {name: kind_of(kinds[name]).standard_kind() for name in columns if name in kinds}
     single = ("classification", "ordinal")
@@ -241,7 +245,7 @@ def _stratified(
     fractions: NDArray[np.float64],
     keys: NDArray[np.int64],
     classes: NDArray[np.int64],
-    words_of: Any,
+    words_of: pa.Array,
 ) -> NDArray[np.float64]:
     """Return the place of each key among those of its class, in the order of `fractions`, from 0
     to 1; keys without a class keep theirs.
@@ -265,7 +269,7 @@ def _stratified(
     return places
 
 
-def _classes(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+def _classes(column: ArrowColumn) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.Array]:
     """Return the rows and class numbers of the labels in a column, and the classes' names."""
     column = _flat(column)
     rows = np.arange(len(column))
@@ -277,7 +281,7 @@ def _classes(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
     return rows[valid].astype(np.int64), codes.astype(np.int64), encoded.dictionary
 
 
-def _flat(column: Any) -> Any:
+def _flat(column: ArrowColumn) -> pa.Array:
     """Return a column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
@@ -288,7 +292,7 @@ def _split_numbers(fractions: NDArray[np.float64], shares: Sequence[float]) -> N
     return np.where(in_train, 0, np.where(in_val, 1, 2))
 
 
-def _hash_fractions(keys: Any) -> NDArray[np.float64]:
+def _hash_fractions(keys: pa.Array) -> NDArray[np.float64]:
     """Return the hashes of an Arrow array of keys as numbers from 0 to 1."""
     keys, batches = keys.cast(pa.binary()), []
     for start in range(0, len(keys), BATCH):
@@ -298,7 +302,7 @@ def _hash_fractions(keys: Any) -> NDArray[np.float64]:
     return np.concatenate(batches) if batches else np.zeros(0)
 
 
-def usual_splits(splits: Any) -> tuple[Any, dict[str, str]]:
+def usual_splits(splits: ArrowColumn) -> tuple[ArrowColumn, dict[str, str]]:
     """Return a column of splits with the usual names, and the other names that it had.
 
     Case does not count. `dev` stays as it is beside another name for val, as it then is something

@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, kind_of, sorted_words
 
-from .arrow import first_true
+from .arrow import ArrowColumn, first_true
 from .paths import NUMBER
 from .provenance import Provenance
 
@@ -35,7 +35,7 @@ RESERVED = re.compile(r"fused(_\d+)?|(aligned|present)_.*", re.S)  # columns of 
 LONGEST_NAME = 200  # bytes; it is in the names of files
 
 
-def objective_hint(labels: Any) -> str:
+def objective_hint(labels: ArrowColumn) -> str:
     """Return which objective would fit a column of targets better than classes, or nothing.
 
     `labels` is an Arrow array of text, where null is no label.
@@ -104,7 +104,7 @@ def separator_hint(name: str, classes: Sequence[str]) -> str:
     return ""
 
 
-def _number_hint(distinct: Any, per_class: float) -> str:
+def _number_hint(distinct: ArrowColumn, per_class: float) -> str:
     fractions = pc.any(pc.match_substring_regex(distinct, FRACTION)).as_py()
     if len(distinct) <= 2 or not (fractions or (len(distinct) > MANY and per_class < FEW_EACH)):
         return ""
@@ -116,7 +116,7 @@ def _number_hint(distinct: Any, per_class: float) -> str:
     )
 
 
-def words_recur(cells: Any, separator: str) -> bool:
+def words_recur(cells: ArrowColumn, separator: str) -> bool:
     """Return whether cells divide into words of which one is a cell, too, or that are few."""
     parts = pc.list_flatten(pc.split_pattern(cells, separator))
     words = pc.utf8_trim_whitespace(parts)
@@ -231,8 +231,9 @@ class SingleCells:
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self._columns: dict[str, Any] = {}  # Arrow arrays
-        self._edges: dict[str, Any] = {}  # of columns with an edge of a segment; None: no column
+        self._columns: dict[str, ArrowColumn] = {}
+        # Those with an edge of a segment; None: there is no such column.
+        self._edges: dict[str, ArrowColumn | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SingleCells, (self.table,)  # a copy looks its columns up itself
@@ -265,7 +266,7 @@ class SingleCells:
         return None if seconds is None or math.isnan(seconds) else seconds
 
 
-def _array_of(column: pa.ChunkedArray) -> Any:
+def _array_of(column: pa.ChunkedArray) -> ArrowColumn:
     """Return the only chunk of a column, which is read three times as fast, or the column."""
     return column.chunk(0) if column.num_chunks == 1 else column
 
@@ -321,7 +322,7 @@ class Samples(Protocol):
 
     def column(self, name: str) -> list[Any]: ...
 
-    def chosen(self, name: str) -> Any: ...
+    def chosen(self, name: str) -> ArrowColumn: ...
 
 
 def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:

@@ -14,6 +14,7 @@ from fusionzoo.cells import category_of, fold, is_number, read_cell, read_cells
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
+from .arrow import ArrowColumn
 from .table import Samples
 
 MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
@@ -22,7 +23,9 @@ TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
-def join_cells(columns: Mapping[str, Any], categorical: Collection[str] = ()) -> Any:
+def join_cells(
+    columns: Mapping[str, ArrowColumn], categorical: Collection[str] = ()
+) -> pa.StructArray:
     """Join columns to one of structs, null where all cells of a row are empty.
 
     Those named in `categorical` become dictionaries, as categories of pandas are: their cells are
@@ -38,7 +41,7 @@ def join_cells(columns: Mapping[str, Any], categorical: Collection[str] = ()) ->
     return pa.StructArray.from_arrays(list(cells.values()), names=list(cells), mask=empty)
 
 
-def _clean(name: str, column: Any, forced: bool) -> Any:
+def _clean(name: str, column: ArrowColumn, forced: bool) -> pa.Array:
     """Return a column's cells: text without spaces around it, null for an empty one and for NaN."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -59,7 +62,7 @@ def _clean(name: str, column: Any, forced: bool) -> Any:
     return pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)
 
 
-def _is(column: Any, tests: Collection[Any]) -> bool:
+def _is(column: ArrowColumn, tests: Collection[Any]) -> bool:
     return any(test(column.type) for test in tests)
 
 

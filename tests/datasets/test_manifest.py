@@ -13,7 +13,11 @@ import pytest
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
+from fusionzoo.datasets.opening.naming import is_path
+from fusionzoo.datasets.sources.table_files import READERS, TableReader
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.datasets.tables.provenance import Provenance
 from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.errors import FusionZooError
 
@@ -256,3 +260,25 @@ def test_text_that_looks_like_file_names_is_pointed_out(tmp_path: Path) -> None:
     header, rows = ("id", "text"), [("a", "0.txt"), ("b", "1.txt"), ("c", "words")]
     assert "--data.paths text reads the files" in summary(opened(tmp_path, header, rows))["hint"]
     assert "hint" not in summary(opened(tmp_path, header, rows[:2], paths="text"))
+
+
+def test_a_reader_of_another_ending_is_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        rows = [line.split("|") for line in path.read_text().splitlines()]
+        return pa.table({rows[0][n]: [row[n] for row in rows[1:]] for n in (0, 1)}), Provenance()
+
+    path = tmp_path / "pets.bars"
+    path.write_text("text|target\na cat|cat\nNA|dog\na dog|dog\n")
+    assert not is_path("missing.bars")
+    monkeypatch.setitem(READERS, ".bars", TableReader(read))
+    assert is_path("missing.bars")
+    data = create_dataset(str(path), targets={}, drop_empty=True)
+    assert data.column("text") == ["a cat", "a dog"]  # NA is a word for a missing value
+    (tmp_path / "pets.doc").write_text("")
+    with pytest.raises(FusionZooError, match=r"is none of .csv, .tsv, .*, .ods, .bars"):
+        create_dataset("manifest", root=str(tmp_path / "pets.doc"))
+    monkeypatch.setitem(READERS, ".bars", TableReader(read, has_nulls=True))
+    data = create_dataset(str(path), targets={})
+    assert data.column("text") == ["a cat", "NA", "a dog"]
