@@ -39,7 +39,7 @@ def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
     if embed and suffix != ".parquet":
         raise FusionZooError(f"{path}: only .parquet embeds values")
     types = {name: _column_type(dataset, name, embed, suffix) for name in dataset.modalities}
-    writer = _Values(dataset, types, path.parent.resolve())
+    writer = _ManifestRows(dataset, types, path.parent.resolve())
     names = table_columns(dataset)
     edges = segment_columns(dataset, types)
     schema = pa.schema([*((name, pa.string()) for name in names), *types.items(), *edges.items()])
@@ -79,7 +79,7 @@ def _target_settings(dataset: Samples) -> dict[str, Any]:
     return {"targets": {target.name: target.kind for target in dataset.scheme}}
 
 
-class _Values:
+class _ManifestRows:
     """The rows of a manifest, in batches; `outside`: whether a file is not below its folder."""
 
     def __init__(self, dataset: Samples, types: Mapping[str, pa.DataType], folder: Path) -> None:

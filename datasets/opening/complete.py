@@ -42,7 +42,7 @@ from ..sources.infer import (
     GROUP,
     ID,
     OTHER,
-    Finding,
+    ColumnFinding,
     find_column,
     is_group_name,
     is_plain,
@@ -408,7 +408,7 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
     return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
 
 
-def _with_dimensions(finding: Finding, done: Completed) -> Finding:
+def _with_dimensions(finding: ColumnFinding, done: Completed) -> ColumnFinding:
     """Return whether a column of .npy files holds vectors or sequences, by the first of them."""
     cell = next(x for x in _table(done)[finding.name].to_pylist() if x and x.strip())
     top = Path((done.loaded and done.loaded.root) or "").resolve()
@@ -423,10 +423,10 @@ def _with_dimensions(finding: Finding, done: Completed) -> Finding:
             problem = f"it has {num_dimensions} dimensions"
         except (OSError, ValueError) as error:
             problem = one_line(error)
-    return Finding(finding.name, OTHER, f"arrays such as {cell!r}: {problem}")
+    return ColumnFinding(finding.name, OTHER, f"arrays such as {cell!r}: {problem}")
 
 
-def _as_told(finding: Finding, kinds: Mapping[str, str], table: pa.Table) -> Finding:
+def _as_told(finding: ColumnFinding, kinds: Mapping[str, str], table: pa.Table) -> ColumnFinding:
     """Return the finding with the kind that the user names; a date with the order of its parts."""
     kind = kinds.get(fold(finding.name))
     if kind is None or kind == finding.kind:
@@ -443,8 +443,8 @@ def _as_told(finding: Finding, kinds: Mapping[str, str], table: pa.Table) -> Fin
 
 
 def _with_group(
-    findings: Sequence[Finding], settings: Mapping[str, Any], done: Completed
-) -> tuple[list[Finding], str | None]:
+    findings: Sequence[ColumnFinding], settings: Mapping[str, Any], done: Completed
+) -> tuple[list[ColumnFinding], str | None]:
     """Mark the column of groups, if one is named as such and its values recur."""
     named, table = settings.get("group_column"), _table(done)
     has_group = any(fold(name) == "group" for name in table.column_names)
@@ -458,13 +458,16 @@ def _with_group(
         if may_group(cells):
             about = f"{len(cells.counts):,} groups, each in one split (--group none: an input)"
             marked = [*findings]
-            marked[position] = Finding(finding.name, GROUP, about)
+            marked[position] = ColumnFinding(finding.name, GROUP, about)
             return marked, finding.name
     return list(findings), None
 
 
 def _explicit(
-    settings: Mapping[str, Any], findings: Sequence[Finding], group: str | None, done: Completed
+    settings: Mapping[str, Any],
+    findings: Sequence[ColumnFinding],
+    group: str | None,
+    done: Completed,
 ) -> dict[str, Any]:
     """Return settings that say what each column is."""
     table = _table(done)
@@ -502,7 +505,9 @@ def _is_complete(column: ArrowColumn) -> bool:
     return column.null_count == 0 and len(column.unique()) == len(column)
 
 
-def _warnings(findings: Sequence[Finding], table: pa.Table, kinds: Mapping[str, str]) -> list[str]:
+def _warnings(
+    findings: Sequence[ColumnFinding], table: pa.Table, kinds: Mapping[str, str]
+) -> list[str]:
     """Return what to look at before training: leaks, and categories that are very many."""
     notes = [f"column {x.name!r} has {x.warning}" for x in findings if x.warning]
     for finding in findings:
@@ -532,7 +537,7 @@ def _count(column: ArrowColumn) -> str:
     return f"{len(flat.drop_null().unique()):,} different{missing}"
 
 
-def _row(finding: Finding) -> tuple[str, str, str]:
+def _row(finding: ColumnFinding) -> tuple[str, str, str]:
     return finding.name, HOW.get(finding.kind, finding.kind), finding.about
 
 

@@ -68,7 +68,7 @@ class ItemCells:
         return media_value(self.items[index].get(self.name), None)
 
 
-class Entry:
+class ItemEntry:
     """What one pass over the items tells of one of their entries."""
 
     def __init__(self, skipped: int) -> None:
@@ -85,14 +85,14 @@ class Entry:
         self.present.append(value is not None)
 
 
-def read_entries(items: Items) -> dict[str, Entry]:
+def read_entries(items: Items) -> dict[str, ItemEntry]:
     """Read every item once."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ItemEntry] = {}
     for index in range(len(items)):
         row = items[index]
         for name in row:
             if name not in entries:
-                entries[name] = Entry(index)
+                entries[name] = ItemEntry(index)
         for name, entry in entries.items():
             entry.add(row.get(name))
     return entries

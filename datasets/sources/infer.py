@@ -73,7 +73,7 @@ ID_NAME = re.compile(r"(.*[\s_\-.])?(id|uid|uuid|key|index|idx|nr|no|nummer|numb
 
 
 @dataclass(frozen=True)
-class Finding:
+class ColumnFinding:
     """What a column holds."""
 
     name: str
@@ -116,7 +116,7 @@ def is_plain(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
 
 
-def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -> Finding:
+def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -> ColumnFinding:
     """Return what a column holds."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -124,19 +124,19 @@ def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
         return _date(name, read_cells_of(column.cast(pa.string()), missing), "iso")
     if not is_plain(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
-        return Finding(name, OTHER, f"{kind} (--data.kinds names its kind)")
+        return ColumnFinding(name, OTHER, f"{kind} (--data.kinds names its kind)")
     cells = read_cells_of(column, missing)
     if not cells.counts:
-        return Finding(name, EMPTY, "no cell has a value")
+        return ColumnFinding(name, EMPTY, "no cell has a value")
     if len(cells.counts) == 1:
         only = next(iter(cells.counts))
-        return Finding(name, CONSTANT, f"{_shown(only)} in all rows")
+        return ColumnFinding(name, CONSTANT, f"{_shown(only)} in all rows")
     if pa.types.is_boolean(kind):
         return _category(name, cells)
     return _numbers(name, cells) or _of_text(name, cells)
 
 
-def _numbers(name: str, cells: Cells) -> Finding | None:
+def _numbers(name: str, cells: Cells) -> ColumnFinding | None:
     """Return the finding of a column of numbers, with one unit or none; None: it holds others."""
     divided = {cell: number_and_unit(cell) for cell in cells.counts}
     comma = _decimal_comma([found[0] for found in divided.values() if found])
@@ -164,7 +164,7 @@ def _numbers(name: str, cells: Cells) -> Finding | None:
     has_thousands = any((divided[x] or ("",))[0] != number for x, (number, _) in with_unit.items())
     whole = all(value.is_integer() for value in values.values()) and not comma
     if whole and not unit and _is_index(name, values, cells):
-        return Finding(name, ID, f"{len(values):,} different numbers")
+        return ColumnFinding(name, ID, f"{len(values):,} different numbers")
     low, high = min(values.values()), max(values.values())
     about = f"{low:.6g} to {high:.6g}{unit and ' ' + unit}"
     notes = ["decimal comma"] * comma + ["signs between thousands"] * has_thousands
@@ -172,7 +172,7 @@ def _numbers(name: str, cells: Cells) -> Finding | None:
     about += f" ({', '.join(notes)})" if notes else ""
     kind = f"{NUMBER} {unit}".strip()
     about += _gaps(cells)
-    return Finding(
+    return ColumnFinding(
         name, kind, about, comma=comma, missing=tuple(odd), is_explicit=bool(unit) or has_thousands
     )
 
@@ -223,43 +223,45 @@ def _is_index(name: str, values: Mapping[str, float], cells: Cells) -> bool:
     return counts_up or ID_NAME.fullmatch(fold(name)) is not None
 
 
-def _of_text(name: str, cells: Cells) -> Finding:
+def _of_text(name: str, cells: Cells) -> ColumnFinding:
     distinct = list(cells.counts)
     media = _media_kind(distinct)
     if media:
-        return Finding(name, media, f"files such as {_shown(distinct[0])}" + _gaps(cells))
+        return ColumnFinding(name, media, f"files such as {_shown(distinct[0])}" + _gaps(cells))
     order = find_date_order(distinct)
     if order:
         return _date(name, cells, order)
     num_words = sum(len(cell.split()) * n for cell, n in cells.counts.items()) / cells.num_cells
     share = len(distinct) / cells.num_cells
     if num_words >= FREE_TEXT_WORDS and (share > 0.5 or len(distinct) > MANY_CATEGORIES):
-        return Finding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
+        return ColumnFinding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
     if share >= NEARLY_ALL and len(distinct) >= MANY:
         if num_words >= 1.5:
-            return Finding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
-        return Finding(name, ID, f"{len(distinct):,} different, such as {_shown(distinct[0])}")
+            return ColumnFinding(name, "text", f"{num_words:.0f} words on average" + _gaps(cells))
+        return ColumnFinding(
+            name, ID, f"{len(distinct):,} different, such as {_shown(distinct[0])}"
+        )
     return _category(name, cells)
 
 
-def _category(name: str, cells: Cells) -> Finding:
+def _category(name: str, cells: Cells) -> ColumnFinding:
     most, count = cells.counts.most_common(1)[0]
     about = f"{len(cells.counts):,}, most often {_shown(most)} ({count:,})" + _gaps(cells)
     warning = ""
     if len(cells.counts) > MANY_CATEGORIES:
         warning = f"{len(cells.counts):,} categories, of which rare ones teach little"
-    return Finding(name, CATEGORY, about, warning=warning)
+    return ColumnFinding(name, CATEGORY, about, warning=warning)
 
 
-def _date(name: str, cells: Cells, order: str) -> Finding:
+def _date(name: str, cells: Cells, order: str) -> ColumnFinding:
     from .cell_kinds import date_reader
 
     read = date_reader(order)
     dates = sorted(date for cell in cells.counts if (date := read(cell)) is not None)
     if not dates:
-        return Finding(name, EMPTY, "no cell has a value")
+        return ColumnFinding(name, EMPTY, "no cell has a value")
     about = f"{dates[0]} to {dates[-1]}: year, month, weekday, days elapsed" + _gaps(cells)
-    return Finding(name, f"{DATE} {order}", about)
+    return ColumnFinding(name, f"{DATE} {order}", about)
 
 
 def _media_kind(cells: Sequence[str]) -> str:
