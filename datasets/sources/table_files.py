@@ -23,7 +23,14 @@ from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
 from .open_document import read_sheets
 from .table_settings import TableSettings
-from .text_tables import DELIMITERS, check_encoding, find_encoding, read_delimited, read_json_lines
+from .text_tables import (
+    DELIMITERS,
+    TextFile,
+    check_encoding,
+    find_encoding,
+    read_delimited,
+    read_json_lines,
+)
 
 NO_TABLES = {  # start of a file in lower case -> what it is and what to do
     b"<!doctype html": "a web page (HTML), no table: download the file that it links to",
@@ -368,21 +375,22 @@ def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
 def _read_text(
     path: Path, settings: TableSettings, usual_delimiter: str
 ) -> tuple[pa.Table, Provenance]:
-    encoding, reading = _encoding_of(path, settings)
-    table, numbers, delimiter = read_delimited(path, encoding, settings.delimiter)
+    file, reading = _text_file(path, settings)
+    table, numbers, delimiter = read_delimited(file, settings.delimiter)
     _check_header(path, table, numbers)
     if delimiter != usual_delimiter:
         reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
     return table, Provenance(row_numbers=numbers, reading=reading)
 
 
-def _encoding_of(path: Path, settings: TableSettings) -> tuple[str, tuple[str, ...]]:
-    """Return the encoding of a text file, and what the data summary says of it."""
+def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str, ...]]:
+    """Return a file with its encoding, and what the data summary says of that."""
     if settings.encoding is None:
         encoding, reason = find_encoding(path)
     else:
         encoding, reason = check_encoding(path, settings.encoding), "--data.encoding"
-    return encoding, () if encoding == "utf-8" else (f"encoding {encoding} ({reason})",)
+    reading = () if encoding == "utf-8" else (f"encoding {encoding} ({reason})",)
+    return TextFile(path, encoding), reading
 
 
 def _sheets_of_excel(path: Path) -> list[str]:
@@ -415,8 +423,8 @@ def _read_tsv(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance
 
 @_reads(".jsonl", ".ndjson")
 def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    encoding, reading = _encoding_of(path, settings)
-    table, numbers = read_json_lines(path, encoding)
+    file, reading = _text_file(path, settings)
+    table, numbers = read_json_lines(file)
     return table, Provenance(row_numbers=numbers, reading=reading)
 
 

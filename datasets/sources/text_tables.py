@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -55,20 +56,35 @@ def is_gzip(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
-def open_utf8(path: Path, encoding: str) -> Any:
-    """Open a file as a stream of UTF-8 for pyarrow."""
-    stream = pa.input_stream(str(path), compression="gzip" if is_gzip(path) else None)
-    if encoding == "utf-8":
-        return stream
-    return pa.transcoding_input_stream(stream, encoding, "utf-8")
+@dataclass(frozen=True)
+class TextFile:
+    """A text file and its encoding."""
+
+    path: Path
+    encoding: str
+
+    def open_utf8(self) -> Any:
+        """Open the file as a stream of UTF-8 for pyarrow."""
+        compression = "gzip" if is_gzip(self.path) else None
+        stream = pa.input_stream(str(self.path), compression=compression)
+        if self.encoding == "utf-8":
+            return stream
+        return pa.transcoding_input_stream(stream, self.encoding, "utf-8")
+
+    def open_text(self) -> TextIO:
+        """Open the file for reading text, with its line breaks as they are."""
+        name = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+        if is_gzip(self.path):
+            return gzip.open(self.path, "rt", encoding=name, newline="")
+        return self.path.open(encoding=name, newline="")
 
 
-def open_text(path: Path, encoding: str) -> TextIO:
-    """Open a file for reading text, with its line breaks as they are."""
-    name = "utf-8-sig" if encoding == "utf-8" else encoding
-    if is_gzip(path):
-        return gzip.open(path, "rt", encoding=name, newline="")
-    return path.open(encoding=name, newline="")
+@dataclass(frozen=True)
+class DelimitedFile(TextFile):
+    """A text file of cells, the character between them and the lines before the header."""
+
+    delimiter: str
+    skipped: int
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
@@ -189,28 +205,26 @@ def _not_in(path: Path, bad: BadByte, encoding: str, repair: str) -> FusionZooEr
     )
 
 
-def read_delimited(
-    path: Path, encoding: str, delimiter: str | None
-) -> tuple[pa.Table, RowNumbers, str]:
+def read_delimited(text: TextFile, delimiter: str | None) -> tuple[pa.Table, RowNumbers, str]:
     """Read a file; return its cells as text, the numbers of its rows and its delimiter."""
-    with open_text(path, encoding) as file:
-        head = file.read(SAMPLE)
+    with text.open_text() as opened:
+        head = opened.read(SAMPLE)
     if not head.strip():
-        raise FusionZooError(f"{path} is empty")
+        raise FusionZooError(f"{text.path} is empty")
     named = re.match(r"sep=(.)\r?\n", head)  # a first line for Excel, before the header
     skipped = 1 if named else 0
     if delimiter is None:
         character = str(named[1]) if named else find_delimiter(head, len(head) < SAMPLE)
     else:
         character = check_delimiter(delimiter)
+    file = DelimitedFile(text.path, text.encoding, character, skipped)
     try:
-        table = read_in_blocks(partial(_read_delimited, path, encoding, character, skipped))
+        table = read_in_blocks(partial(_read_delimited, file))
     except pa.ArrowInvalid as error:
-        raise _describe_delimited(path, encoding, character, skipped, error) from error
-    _check_last_quote(path, encoding, character, table)
-    read_numbers = partial(_delimited_row_numbers, path, encoding, character, skipped)
-    numbers = RowNumbers(first=2 + skipped, read=read_numbers)
-    _check_lost_rows(path, encoding, character, table, numbers)
+        raise _describe_delimited(file, error) from error
+    _check_last_quote(file, table)
+    numbers = RowNumbers(first=2 + skipped, read=partial(_delimited_row_numbers, file))
+    _check_lost_rows(file, table, numbers)
     return table, numbers, character
 
 
@@ -245,20 +259,18 @@ def find_delimiter(head: str, is_whole: bool) -> str:
     return best
 
 
-def _read_delimited(
-    path: Path, encoding: str, delimiter: str, skipped: int, block: int
-) -> pa.Table:
+def _read_delimited(file: DelimitedFile, block: int) -> pa.Table:
     import pyarrow.csv as pv
 
-    parse = pv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    options = pv.ReadOptions(block_size=block, skip_rows=skipped)
-    with open_utf8(path, encoding) as stream:
+    parse = pv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
+    options = pv.ReadOptions(block_size=block, skip_rows=file.skipped)
+    with file.open_utf8() as stream:
         header = pv.open_csv(stream, read_options=options, parse_options=parse).schema.names
     # All cells are read as text, so that the id 007 stays 007; an empty cell is null.
     convert = pv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
     )
-    with open_utf8(path, encoding) as stream:
+    with file.open_utf8() as stream:
         return pv.read_csv(
             stream, read_options=options, parse_options=parse, convert_options=convert
         )
@@ -277,19 +289,18 @@ def _parse(lines: Any, delimiter: str, *, strict: bool = False) -> Iterator[tupl
         csv.field_size_limit(limit)
 
 
-def _delimited_row_numbers(path: Path, encoding: str, delimiter: str, skipped: int) -> list[int]:
+def _delimited_row_numbers(file: DelimitedFile) -> list[int]:
     """Return the number of the first line of each row below the header."""
-    with open_text(path, encoding) as file:
-        return [number for number, _ in _parse(file, delimiter)][1 + skipped :]
+    with file.open_text() as lines:
+        return [number for number, _ in _parse(lines, file.delimiter)][1 + file.skipped :]
 
 
-def _describe_delimited(
-    path: Path, encoding: str, delimiter: str, skipped: int, error: pa.ArrowInvalid
-) -> FusionZooError:
+def _describe_delimited(file: DelimitedFile, error: pa.ArrowInvalid) -> FusionZooError:
     """Return the error of a file that cannot be parsed, with its first row of another length."""
-    with open_text(path, encoding) as file:
-        rows = _parse(file, delimiter)
-        for _ in range(skipped):
+    path, delimiter = file.path, file.delimiter
+    with file.open_text() as lines:
+        rows = _parse(lines, delimiter)
+        for _ in range(file.skipped):
             next(rows)
         _, header = next(rows)
         for number, cells in rows:
@@ -303,18 +314,18 @@ def _describe_delimited(
     return FusionZooError(f"{path} cannot be read: {one_line(error)}")
 
 
-def _check_last_quote(path: Path, encoding: str, delimiter: str, table: pa.Table) -> None:
+def _check_last_quote(file: DelimitedFile, table: pa.Table) -> None:
     """Raise an error for a quotation mark that is not closed and swallows the rest of the file."""
     last_row = [column[-1].as_py() for column in table.columns if len(table)]
     if not any("\n" in (cell or "") for cell in last_row):
         return
-    with open_utf8(path, encoding) as stream:
+    path, delimiter, last_number = file.path, file.delimiter, 1
+    with file.open_utf8() as stream:
         if ends_outside_of_quotes(stream.read(), delimiter.encode()):
             return
-    last_number = 1
-    with open_text(path, encoding) as file:
+    with file.open_text() as lines:
         try:
-            for number, _ in _parse(file, delimiter, strict=True):
+            for number, _ in _parse(lines, delimiter, strict=True):
                 last_number = number
         except csv.Error as error:
             if "end of data" in str(error):
@@ -338,22 +349,20 @@ def ends_outside_of_quotes(text: bytes, delimiter: bytes) -> bool:
     return not count or (count % 2 == 1 and before[-1:] not in (delimiter, b"\r", b"\n", b""))
 
 
-def _check_lost_rows(
-    path: Path, encoding: str, delimiter: str, table: pa.Table, numbers: RowNumbers
-) -> None:
+def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) -> None:
     """Raise an error for a cell into which rows vanish between two stray quotation marks.
 
     Its lines divide as rows do, and a column of theirs holds what is in the table elsewhere, or
     the text after the second mark shows that no cell ends there.
     """
-    width = table.num_columns
+    path, delimiter, width = file.path, file.delimiter, table.num_columns
     for place, column in enumerate(table.columns):
         rows = _cells_like_rows(column, delimiter, place, width) if width > 1 else []
         cells = {row: column[row].as_py() for row in rows}
         parts = {row: _parts_of_rows(cell, delimiter, place, width) for row, cell in cells.items()}
         lost = _first_of_known_parts(parts, table)
         if lost is None and cells:
-            lost = _first_not_quoted(cells, path, encoding, delimiter)
+            lost = _first_not_quoted(cells, file)
         if lost is not None:
             first = numbers.number(lost)
             last = first + cells[lost].count("\n")
@@ -426,57 +435,55 @@ def _texts_in(column: pa.ChunkedArray, texts: set[str]) -> set[str]:
     return set(alike.filter(is_known).unique().to_pylist())
 
 
-def _first_not_quoted(
-    cells: dict[int, str], path: Path, encoding: str, delimiter: str
-) -> int | None:
+def _first_not_quoted(cells: dict[int, str], file: DelimitedFile) -> int | None:
     """Return the first cell that is not in the file within quotation marks, the second of which
     ends it.
     """
-    with open_utf8(path, encoding) as stream:
+    with file.open_utf8() as stream:
         text = stream.read()
     position = 0
     for row, cell in cells.items():
         quoted = ('"' + cell.replace('"', '""') + '"').encode()
         position = text.find(quoted, position)
         end = position + len(quoted)
-        if position < 0 or text[end : end + 1] not in (delimiter.encode(), b"\r", b"\n", b""):
+        if position < 0 or text[end : end + 1] not in (file.delimiter.encode(), b"\r", b"\n", b""):
             return row
     return None
 
 
-def read_json_lines(path: Path, encoding: str) -> tuple[pa.Table, RowNumbers]:
+def read_json_lines(file: TextFile) -> tuple[pa.Table, RowNumbers]:
     """Read a file; return its columns and the numbers of its rows. Text stays text, dates too."""
-    with _open_lines(path, encoding) as lines:
-        check_depth(lines, str(path))
+    with _open_lines(file) as lines:
+        check_depth(lines, str(file.path))
     try:
-        table = read_in_blocks(partial(_read_json_lines, path, encoding, pa.schema([])))
+        table = read_in_blocks(partial(_read_json_lines, file, pa.schema([])))
         dates = [field for field in table.schema if field.type != _without_dates(field.type)]
         if dates:
             schema = pa.schema([pa.field(x.name, _without_dates(x.type)) for x in dates])
-            table = read_in_blocks(partial(_read_json_lines, path, encoding, schema))
+            table = read_in_blocks(partial(_read_json_lines, file, schema))
     except pa.ArrowInvalid as error:
-        raise _describe_json_lines(path, encoding, error) from error
-    return table, RowNumbers(read=partial(_json_row_numbers, path, encoding))
+        raise _describe_json_lines(file, error) from error
+    return table, RowNumbers(read=partial(_json_row_numbers, file))
 
 
-def _read_json_lines(path: Path, encoding: str, schema: pa.Schema, block: int) -> pa.Table:
+def _read_json_lines(file: TextFile, schema: pa.Schema, block: int) -> pa.Table:
     import pyarrow.json as pj
 
     parse = pj.ParseOptions(explicit_schema=schema)
-    with open_utf8(path, encoding) as stream:
+    with file.open_utf8() as stream:
         return pj.read_json(
             stream, read_options=pj.ReadOptions(block_size=block), parse_options=parse
         )
 
 
 @contextmanager
-def _open_lines(path: Path, encoding: str) -> Iterator[Iterable[bytes]]:
+def _open_lines(file: TextFile) -> Iterator[Iterable[bytes]]:
     """Open a file as lines of UTF-8."""
-    if encoding == "utf-8" and not is_gzip(path):
-        with path.open("rb") as file:
-            yield file
+    if file.encoding == "utf-8" and not is_gzip(file.path):
+        with file.path.open("rb") as lines:
+            yield lines
     else:
-        with open_text(path, encoding) as text:
+        with file.open_text() as text:
             yield (line.encode("utf-8", "replace") for line in text)
 
 
@@ -491,17 +498,18 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _json_row_numbers(path: Path, encoding: str) -> list[int]:
+def _json_row_numbers(file: TextFile) -> list[int]:
     """Return the numbers of the lines that are not blank."""
-    with open_text(path, encoding) as file:
-        return [number for number, line in enumerate(file, start=1) if line.strip()]
+    with file.open_text() as lines:
+        return [number for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _describe_json_lines(path: Path, encoding: str, error: pa.ArrowInvalid) -> FusionZooError:
+def _describe_json_lines(file: TextFile, error: pa.ArrowInvalid) -> FusionZooError:
     """Return the error of a file that cannot be parsed, with its first bad row."""
+    path = file.path
     first: dict[str, str] = {}  # column -> type of its first value
-    with open_text(path, encoding) as file:
-        for number, line in enumerate(file, start=1):
+    with file.open_text() as lines:
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
