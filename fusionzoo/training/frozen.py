@@ -45,6 +45,8 @@ def frozen_features(
     readers = [name for name, strategy in objective.balance.items() if strategy.raw_inputs]
     if readers:
         obstacle = f"--balance {','.join(readers)} reads what the encoders read"
+    if dataset.edits:
+        obstacle = "the data set is an edited view, whose values are not those that are stored"
     if cfg.dist.strategy == "fsdp":
         obstacle = "--dist.strategy fsdp shards their weights"
     if obstacle and mode == "on":

@@ -207,6 +207,25 @@ def test_a_strategy_that_reads_inputs_keeps_them(
         run(tmp_path / "b", "on", balance="modality_dropout")
 
 
+def test_an_edited_view_is_encoded_anew_as_it_is_edited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dark = samples().edited(darkened)
+    edited = run(tmp_path / "a", "auto", dark)
+    assert "encoded anew in every epoch: the data set is an edited view" in capsys.readouterr().out
+    assert not losses(edited).equal(losses(run(tmp_path / "b", "off")))
+    with pytest.raises(FusionZooError, match='cache_frozen="on": the data set is an edited view'):
+        run(tmp_path / "c", "on", dark)
+
+
+def darkened(sample: Any) -> Any:
+    values = {
+        name: x // 4 if name == "image" and x is not None else x
+        for name, x in sample.values.items()
+    }
+    return sample._replace(values=values)
+
+
 def test_without_a_frozen_encoder_there_is_nothing_to_cache(tmp_path: Path, cache: Path) -> None:
     encoders = {name: {**x, "freeze": "none"} for name, x in ENCODERS.items()}
     run(tmp_path / "a", "auto", encoders=encoders)
