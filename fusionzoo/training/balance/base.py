@@ -18,18 +18,6 @@ from fusionzoo.structures import Batch, Features, FusionOutput, StepContext, see
 
 from ..optim import EMA
 
-__all__ = [
-    "BALANCE",
-    "Balance",
-    "LossTerm",
-    "MeanLoss",
-    "RunningTrainer",
-    "StrategyInputs",
-    "at_least_float32",
-    "build_balance",
-    "pooled_of",
-    "presence",
-]
 BALANCE: Registry[Balance, Entry[Balance]] = Registry(
     "training strategy", "fusionzoo zoo", Entry, ("data", "loss", "gradient", "schedule")
 )
