@@ -177,12 +177,12 @@ class HFVideo(ClipEncoder):
 
     def _frames(self, num_frames: int | None) -> int:
         """Return the number of frames: the checkpoint's, unless another is set and can be read."""
-        own = int(getattr(self.config, self.family.frames))
-        if num_frames in (None, own):
-            return own
+        usual = int(getattr(self.config, self.family.frames))
+        if num_frames in (None, usual):
+            return usual
         if not self.family.takes_any_frames:
             raise FusionZooError(
-                f"num_frames={num_frames}: this {self.config.model_type} reads {own} frames"
+                f"num_frames={num_frames}: this {self.config.model_type} reads {usual} frames"
             )
         return int(num_frames)
 

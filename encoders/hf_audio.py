@@ -108,14 +108,14 @@ class FeatureProcessor(Processor):
         # Of silence, extractors that divide by the deviation make nan.
         features = extracted[name][0].nan_to_num()
         if self.layout.is_window:
-            made = {"features": features, "lengths": item["lengths"]}
+            item_of_model = {"features": features, "lengths": item["lengths"]}
         else:
             features = features.movedim(self.layout.time_axis, 0)
-            made = {"features": features, "lengths": torch.tensor(len(features))}
+            item_of_model = {"features": features, "lengths": torch.tensor(len(features))}
         masks = [x[0].bool() for key, x in extracted.items() if key.endswith("mask")]
         if self.masks and masks and masks[0].ndim == 1:
-            made["frames"] = masks[0]
-        return made
+            item_of_model["frames"] = masks[0]
+        return item_of_model
 
     def varies(self, value: Clip) -> bool:
         return self.wave.varies(value)

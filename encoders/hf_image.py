@@ -81,17 +81,17 @@ class CheckpointImage(ImageEncoder):
             return self._use_own_processor(source, forward, augment, f"{assets / OWN} says so")
         is_set = any((size, mean, std, interpolation, fit))
         try:
-            own = read_preparation(self.extractor, source, size)
+            of_checkpoint = read_preparation(self.extractor, source, size)
             preparation = replace(
-                own,
-                mean=mean or own.mean,
-                std=std or own.std,
-                interpolation=interpolation or own.interpolation,
-                fit=fit or own.fit,
-                resized=None if fit == "squash" else own.resized,
+                of_checkpoint,
+                mean=mean or of_checkpoint.mean,
+                std=std or of_checkpoint.std,
+                interpolation=interpolation or of_checkpoint.interpolation,
+                fit=fit or of_checkpoint.fit,
+                resized=None if fit == "squash" else of_checkpoint.resized,
             )
             self.set_processing(preparation, augment)
-            self.checkpoint_settings = asdict(own)
+            self.checkpoint_settings = asdict(of_checkpoint)
             if assets is None and not is_set:
                 self._verify(source)
         except FusionZooError as error:

@@ -457,11 +457,11 @@ class TimmImage(ImageEncoder):
         config = resolve_model_data_config(self.net)
         side = size or model_settings.get("img_size") or config["input_size"][1:]
         height, width = (side, side) if isinstance(side, int) else side
-        own = config["crop_mode"]
-        if fit is None and own not in CROP_MODES:
+        crop_mode = config["crop_mode"]
+        if fit is None and crop_mode not in CROP_MODES:
             raise FusionZooError(
-                f"timm/{model}: timm prepares images by crop_mode {own!r}, which is not supported;"
-                f" fit= sets another way: {', '.join(FIT)}"
+                f"timm/{model}: timm prepares images by crop_mode {crop_mode!r}, which is not"
+                f" supported; fit= sets another way: {', '.join(FIT)}"
             )
         crop_pct = config["crop_pct"]
         resized = math.floor(height / crop_pct), math.floor(width / crop_pct)
@@ -470,7 +470,7 @@ class TimmImage(ImageEncoder):
             mean=tuple(mean or config["mean"]),
             std=tuple(std or config["std"]),
             interpolation=interpolation or config["interpolation"],
-            fit=fit or CROP_MODES[own],
+            fit=fit or CROP_MODES[crop_mode],
             resized=None if fit == "squash" else resized,
         )
         self.set_processing(preparation, augment)

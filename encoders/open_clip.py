@@ -127,9 +127,9 @@ def _listed(model: str, tag: str | None, pretrained: bool) -> Checkpoint:
     tags = open_clip.list_pretrained_tags_by_model(model)
     about = open_clip.get_pretrained_cfg(model, tag) if tag else {}
     if (pretrained or tag) and not about:
-        found = "needs tag=, the name of its weights" if tag is None else f"has no tag {tag!r}"
+        fault = "needs tag=, the name of its weights" if tag is None else f"has no tag {tag!r}"
         raise FusionZooError(
-            f"open_clip/{model} {found}.{did_you_mean(tag or '', tags)} There are:"
+            f"open_clip/{model} {fault}.{did_you_mean(tag or '', tags)} There are:"
             f" {', '.join(tags) or 'none'}; pretrained=false trains from scratch"
         )
     config = open_clip.get_model_config(model)

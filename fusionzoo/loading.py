@@ -110,13 +110,13 @@ class _Budget(TorchDispatchMode):
         if self.left < 0:
             self.refused = True
             raise FusionZooError("the settings ask for too many tensors")
-        made: Any = func(*args, **kwargs) if fits else planned
+        result: Any = func(*args, **kwargs) if fits else planned
         if fits and size >= LARGE:
-            self.large.append((StorageWeakRef(made.untyped_storage()), size))
+            self.large.append((StorageWeakRef(result.untyped_storage()), size))
         if self.withheld or not fits:
-            meta = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor) and x.is_meta]
+            meta = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.is_meta]
             self.withheld += [StorageWeakRef(x.untyped_storage()) for x in meta]
-        return made
+        return result
 
     def _give_back(self) -> None:
         self.left += sum(size for storage, size in self.large if storage.expired())

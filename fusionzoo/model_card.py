@@ -238,8 +238,8 @@ def _data_name(trained_on: TrainedOn | None) -> str:
         return "unknown"
     settings = trained_on.settings
     root = settings.get("root")
-    own = settings.get("name") in OWN_DATA and isinstance(root, str)
-    return _cell(Path(str(root)).name if own else settings.get("name", "unknown"))
+    has_path = settings.get("name") in OWN_DATA and isinstance(root, str)
+    return _cell(Path(str(root)).name if has_path else settings.get("name", "unknown"))
 
 
 def _short(name: str) -> str:

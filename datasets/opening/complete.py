@@ -293,20 +293,20 @@ def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
     kinds: dict[str, str] = {}
     notes = []
     for name in names:
-        found = target_kind(name, table[name], _missing(chosen, done.loaded))
-        kinds[name] = found.kind
-        if found.kind == "multilabel" and found.separator != ";":
-            chosen.setdefault("label_separator", found.separator)
-        if found.comma:
+        read_as = target_kind(name, table[name], _missing(chosen, done.loaded))
+        kinds[name] = read_as.kind
+        if read_as.kind == "multilabel" and read_as.separator != ";":
+            chosen.setdefault("label_separator", read_as.separator)
+        if read_as.comma:
             chosen.setdefault("decimal", ",")
-        if found.cells:
-            chosen["kinds"] = {name: found.cells, **(chosen.get("kinds") or {})}
-        if found.missing:
-            chosen["na"] = [*_missing(chosen, done.loaded), *found.missing]
-        others = [x for x in TARGET_WORDS if x != found.kind]
-        what = TARGET_WORDS[found.kind] + found.cells.removeprefix(NUMBER)
-        if found.kind == "multilabel" and not is_list(table[name].type):
-            what += f" divided by {found.separator!r}"
+        if read_as.cells:
+            chosen["kinds"] = {name: read_as.cells, **(chosen.get("kinds") or {})}
+        if read_as.missing:
+            chosen["na"] = [*_missing(chosen, done.loaded), *read_as.missing]
+        others = [x for x in TARGET_WORDS if x != read_as.kind]
+        what = TARGET_WORDS[read_as.kind] + read_as.cells.removeprefix(NUMBER)
+        if read_as.kind == "multilabel" and not is_list(table[name].type):
+            what += f" divided by {read_as.separator!r}"
         flag = f"--targets.{name} {', '.join(others[:-1])} or {others[-1]}"
         notes.append(f"target {name!r} holds {what} ({flag} changes that)")
     return replace(done, settings=chosen, target_kinds=kinds, notes=(*done.notes, *notes))
@@ -383,11 +383,11 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     findings, group = _with_group(findings, chosen, done)
     chosen = _explicit(chosen, findings, group, done)
     warnings = list(_warnings(findings, table, done.target_kinds))
-    found = {finding.name: finding for finding in findings}
+    by_name = {finding.name: finding for finding in findings}
     rows = [*_target_rows(done)]
     for name in table.column_names:
-        if name in found:
-            rows.append(_row(found[name]))
+        if name in by_name:
+            rows.append(_row(by_name[name]))
         elif fold(name) in NAMED and fold(name) in taken and name not in targets:
             rows.append(_row_by_name(name, table[name]))
     return replace(done, settings=chosen, rows=tuple(rows), notes=(*done.notes, *warnings))
@@ -478,9 +478,9 @@ def _explicit(
         kinds |= {x.name: x.kind for x in tabular if x.is_explicit}
     known = {fold(name) for name in (*table.column_names, *kinds)}
     for kind in MODALITY_KINDS:
-        found = [x.name for x in findings if x.kind == kind]
-        alone = len(found) == 1 and kind not in known and kind not in kinds.values()
-        for name in found:
+        of_kind = [x.name for x in findings if x.kind == kind]
+        alone = len(of_kind) == 1 and kind not in known and kind not in kinds.values()
+        for name in of_kind:
             modality = kind if alone else name_modality(name)
             while modality in columns:
                 modality += "_"
@@ -643,9 +643,9 @@ def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
         if not is_file or not isinstance(of_model, Mapping):
             described[name] = source
             continue
-        given = source if isinstance(source, Mapping) else {"root": source}
+        settings_of_file = source if isinstance(source, Mapping) else {"root": source}
         shared = {x: of_model[x] for x in SHARED_BY_FILES if x in of_model}
-        described[name] = {**shared, **given}
+        described[name] = {**shared, **settings_of_file}
     return described
 
 
@@ -740,8 +740,8 @@ def _check_cells(done: Completed) -> None:
             problem = other_decimal_sign(numbers, done.settings.get("decimal") == ",")
         problem_of = _other_unit if word == NUMBER else _other_date
         for cell in counts if detail and not problem else ():
-            if found := problem_of(cell, detail):
-                problem = f"{cell!r}, {found}"
+            if fault := problem_of(cell, detail):
+                problem = f"{cell!r}, {fault}"
                 break
         if problem:
             raise FusionZooError(f"{_source_of(done)}: column {column!r} holds {problem}")

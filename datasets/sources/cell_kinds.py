@@ -110,9 +110,9 @@ def _plain_numbers(column: ArrowColumn, unit: str, comma: bool) -> pa.Array:
     encoded = whole.dictionary_encode()
     plain = []
     for cell in encoded.dictionary.to_pylist():
-        found = number_and_unit(cell)
-        is_number = found is not None and found[1] in (unit, "")
-        plain.append(without_thousands(found[0], comma) if is_number and found else cell)
+        divided = number_and_unit(cell)
+        is_number = divided is not None and divided[1] in (unit, "")
+        plain.append(without_thousands(divided[0], comma) if is_number and divided else cell)
     return pa.array(plain, pa.string()).take(encoded.indices)
 
 

@@ -545,9 +545,9 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     """Return what the metadata of a table's schema declares of the columns it has."""
     info = _mapping(_read_json(table, HUGGING_FACE, source).get("info"))
     features = _mapping(info.get("features"))
-    own = _read_json(table, FUSIONZOO, source)
-    stored = _mapping(own.get("kinds"))
-    index = str(own[INDEX]) if own.get(INDEX) in table.column_names else ""
+    declared = _read_json(table, FUSIONZOO, source)
+    stored = _mapping(declared.get("kinds"))
+    index = str(declared[INDEX]) if declared.get(INDEX) in table.column_names else ""
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))

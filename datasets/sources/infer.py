@@ -139,7 +139,7 @@ def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
 def _numbers(name: str, cells: Cells) -> ColumnFinding | None:
     """Return the finding of a column of numbers, with one unit or none; None: it holds others."""
     divided = {cell: number_and_unit(cell) for cell in cells.counts}
-    comma = _decimal_comma([found[0] for found in divided.values() if found])
+    comma = _decimal_comma([parts[0] for parts in divided.values() if parts])
     with_unit: dict[str, tuple[str, str]] = {}  # cell -> number, unit
     odd: Counter[str] = Counter()
     for cell, count in cells.counts.items():
@@ -338,9 +338,9 @@ def target_kind(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
         in_a_row = max(values) - min(values) == len(values) - 1
         is_level = GRADE_NAME.search(fold(name)) and 2 < len(values) <= MAX_LEVELS and in_a_row
         return TargetKind("ordinal" if is_level else "classification")
-    found = _numbers(name, cells) if len(distinct) > 2 else None
-    if found is not None and found.is_explicit and found.kind.startswith(NUMBER):
-        return TargetKind("regression", ";", found.comma, found.kind, found.missing)
+    numbers = _numbers(name, cells) if len(distinct) > 2 else None
+    if numbers is not None and numbers.is_explicit and numbers.kind.startswith(NUMBER):
+        return TargetKind("regression", ";", numbers.comma, numbers.kind, numbers.missing)
     array = pa.array(distinct, pa.string())
     for separator in SEPARATORS:
         several = sum(n for cell, n in cells.counts.items() if separator in cell)
@@ -382,7 +382,7 @@ def _ordered_alone(frame: pa.Table, target_kind: str) -> bool:
 
 def _as_floats(cells: Sequence[str]) -> Any:
     divided = [number_and_unit(cell) for cell in cells]
-    numbers = [found[0] for found in divided if found]
+    numbers = [parts[0] for parts in divided if parts]
     comma = _decimal_comma(numbers)
     try:
         plain = [without_thousands(x, comma).replace(",", ".") for x in numbers]

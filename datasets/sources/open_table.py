@@ -140,9 +140,9 @@ def _tell_apart(
     """Return ids that are all different, and the table's own of those that were not."""
     if len(ids.unique()) == len(ids):
         return ids, {}
-    own = ids.to_pylist()
-    different = tell_apart(own, row_numbers or RowNumbers())
-    changed = {x: y for x, y in zip(different, own, strict=True) if x != y}
+    in_table = ids.to_pylist()
+    different = tell_apart(in_table, row_numbers or RowNumbers())
+    changed = {x: y for x, y in zip(different, in_table, strict=True) if x != y}
     return pa.array(different, pa.string()), changed
 
 

@@ -127,14 +127,14 @@ def _read_sheet(
 
 def _cells_of_open_document(path: Path, sheet: str) -> SheetCells:
     """Return the cells of a sheet, its merged ranges, and the names of all sheets."""
-    found, names = None, []
-    for one in read_sheets(path):
-        names.append(one.name)
-        if found is None and one.name == (sheet or one.name):
-            found = one
+    wanted, names = None, []
+    for opened in read_sheets(path):
+        names.append(opened.name)
+        if wanted is None and opened.name == (sheet or opened.name):
+            wanted = opened
     _check_sheet(path, sheet, names)
-    assert found is not None
-    return found.rows, found.merged, names
+    assert wanted is not None
+    return wanted.rows, wanted.merged, names
 
 
 def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:

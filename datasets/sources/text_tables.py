@@ -416,15 +416,15 @@ def _parts_of_rows(cell: str, delimiter: str, place: int, width: int) -> dict[in
 
 def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Table) -> int | None:
     """Return the first row of which all parts for a column, none of them empty, are in it."""
-    found = []
+    first_rows = []
     for number, column in enumerate(table.columns):
         texts = {x for by_column in parts.values() for x in by_column[number]} - {""}
         known = _texts_in(column, texts) if texts else set()
         for row, by_column in parts.items():
             if by_column[number] and all(x in known for x in by_column[number]):
-                found.append(row)
+                first_rows.append(row)
                 break
-    return min(found, default=None)
+    return min(first_rows, default=None)
 
 
 def _texts_in(column: pa.ChunkedArray, texts: set[str]) -> set[str]:

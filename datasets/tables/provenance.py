@@ -157,8 +157,8 @@ def mark_index(table: pa.Table) -> pa.Table:
     counts_rows = labels.type == pa.int64() and labels.to_pylist() == [*range(len(table))]
     if counts_rows or labels.null_count or len(labels.unique()) < len(labels):
         return table
-    own = json.dumps({**stored, INDEX: name}).encode()
-    return table.replace_schema_metadata({**metadata, FUSIONZOO: own})
+    facts = json.dumps({**stored, INDEX: name}).encode()
+    return table.replace_schema_metadata({**metadata, FUSIONZOO: facts})
 
 
 def _with_range(table: pa.Table, level: Mapping[str, Any]) -> tuple[pa.Table, str]:

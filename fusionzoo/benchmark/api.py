@@ -85,8 +85,8 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
 
     # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
     # from the first fold, then a report after each stage
-    for found in _stages(bench, dataset, names, clock, deadline):
-        stage, whole, figures = found
+    for reported in _stages(bench, dataset, names, clock, deadline):
+        stage, whole, figures = reported
         if not stage.last:
             page.print_figures(figures)
 

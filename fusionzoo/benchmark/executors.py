@@ -142,8 +142,10 @@ def _process_context() -> BaseContext:
     if sys.platform != "linux":
         return get_context("spawn")
     context = get_context("forkserver")
-    own = [name for name in sys.modules if name.startswith(f"{__package__}.")]
-    context.set_forkserver_preload([*(name for name in HEAVY if name in sys.modules), *own])
+    of_benchmark = [name for name in sys.modules if name.startswith(f"{__package__}.")]
+    context.set_forkserver_preload(
+        [*(name for name in HEAVY if name in sys.modules), *of_benchmark]
+    )
     return context
 
 

@@ -143,7 +143,7 @@ def _fit_target(
 
         model = Ridge(alpha=len(x) / penalty / 100).fit(x, y)
         labels_of = [model.predict(other).reshape(len(other), -1) for other in others]
-        return [target.logits_of(torch.from_numpy(found)).numpy() for found in labels_of]
+        return [target.logits_of(torch.from_numpy(predicted)).numpy() for predicted in labels_of]
     if kind == "multilabel":
         columns = [_classify(x, column, 2, others, penalty) for column in y.T]
         return [

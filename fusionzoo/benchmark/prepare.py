@@ -310,9 +310,9 @@ def describe_corrupted(
     """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
     if not conditions(bench):
         return {}
-    own = damaged_rows(bench, bench.folds[fold_number])
+    of_fold = damaged_rows(bench, bench.folds[fold_number])
     shared = torch.cat([damaged_rows(bench, fold) for fold in bench.folds]).unique()
-    rows = {name: own if is_untrained(encoder) else shared for name, encoder in frozen.items()}
+    rows = {name: of_fold if is_untrained(encoder) else shared for name, encoder in frozen.items()}
     samples = {name: fingerprint(dataset.subset(rows[name]), name) for name in frozen}
     damaged = {}
     for condition in conditions(bench):

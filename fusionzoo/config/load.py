@@ -127,10 +127,10 @@ def _with_data_words(cls: type, tree: Mapping[str, Any]) -> Tree:
     dotted_keys = _leaves(cls)
     words = {name: value for name, value in tree.items() if name in TABLE_WORDS}
     for name in words:
-        own = [key for key in dotted_keys if key.rpartition(".")[2] == name]
-        if own:
+        of_run = [key for key in dotted_keys if key.rpartition(".")[2] == name]
+        if of_run:
             raise FusionZooError(
-                f"{name} is a setting of the data (--data.{name}) and of the run (--{own[0]}):"
+                f"{name} is a setting of the data (--data.{name}) and of the run (--{of_run[0]}):"
                 " write one of these"
             )
     rest = {name: value for name, value in tree.items() if name not in words}

@@ -128,9 +128,9 @@ class LayerReader:
         elif x is not None and x.ndim == 3 and self.encoder.kind in WITHOUT_PADDING:
             x = x[:, getattr(network, "num_prefix_tokens", 0) :]
         if x is None or x.ndim not in (2, 3) or len(x) != len(mask):
-            found = "no tensor" if x is None else f"a tensor {tuple(x.shape)}"
+            returned = "no tensor" if x is None else f"a tensor {tuple(x.shape)}"
             raise FusionZooError(
-                f"--layer {self.modality}={self.layer}: the layer returns {found}, in which no"
+                f"--layer {self.modality}={self.layer}: the layer returns {returned}, in which no"
                 f" position of {len(mask)} samples can be told; choose another layer"
             )
         if x.ndim == 2:

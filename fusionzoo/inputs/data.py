@@ -137,15 +137,15 @@ def sort_settings(
 
     A name that is a setting of both is an error, unless `data` itself says the data's.
     """
-    own = {setting.name for setting in fields(cls)}
+    of_run = {setting.name for setting in fields(cls)}
     named = dict(data) if isinstance(data, Mapping) and "name" in data else {"name": data}
     name = named["name"]
     parameters: set[str] = set()
     if isinstance(name, str) and name in DATASETS:
-        parameters = {*DATASETS[name].parameters} - {"root", "targets", *(own & named.keys())}
+        parameters = {*DATASETS[name].parameters} - {"root", "targets", *(of_run & named.keys())}
     words = {x: value for x, value in settings.items() if x in parameters or x in TABLE_WORDS}
     for word in words:
-        if word in own:
+        if word in of_run:
             raise FusionZooError(
                 f"{word} is a setting of the data set {name!r} and of this function: write the"
                 f" data's as data={{'name': {name!r}, {word!r}: ...}}"

@@ -120,10 +120,10 @@ class Outputs:
     @classmethod
     def between(cls, first: LentModality, other: LentModality) -> Outputs:
         """Compare what two models answer; a difference that cannot be bridged is an error."""
-        wanted, found = first.model.answer_targets, other.model.answer_targets
+        wanted, answered = first.model.answer_targets, other.model.answer_targets
         starts: dict[str, tuple[Target, int]] = {}
         start = 0
-        for target in found:
+        for target in answered:
             starts[target.name] = (target, start)
             start += target.width
         names = [target.name for target in wanted]
@@ -434,10 +434,10 @@ def _joint_settings(parts: Sequence[LentModality]) -> tuple[dict[str, Any], list
             notes.append(
                 f"the models differ in --data.{key}, which the joint one does not remember"
             )
-    for role in dict.fromkeys(key for one in roles for key in one):
-        words = {str(one[role]) for one in roles if role in one}
+    for role in dict.fromkeys(key for columns_of in roles for key in columns_of):
+        words = {str(columns_of[role]) for columns_of in roles if role in columns_of}
         if len(words) == 1:
-            columns[role] = next(one[role] for one in roles if role in one)
+            columns[role] = next(columns_of[role] for columns_of in roles if role in columns_of)
         else:
             notes.append(
                 f"the models differ in the column of {role} ({', '.join(sorted(words))}), which the"

@@ -226,9 +226,9 @@ def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunCo
 
 def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]:
     """Return the choice under what the user sets (`cfg.given`), and a line for each setting."""
-    given = cfg.given
-    settings = _fitting(choice.settings, given)
-    tree = merge(settings, {x: given[x] for x in settings.keys() & given.keys()}, SECTIONS)
+    of_user = cfg.given
+    settings = _fitting(choice.settings, of_user)
+    tree = merge(settings, {x: of_user[x] for x in settings.keys() & of_user.keys()}, SECTIONS)
     resolved = from_tree(RunConfig, tree)
     lines, is_given = [], []
     for key, why in choice.reasons.items():
@@ -236,7 +236,7 @@ def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]
         if name not in settings[section]:
             continue
         value = tree[section][name]
-        is_given.append(name in (given.get(section) or {}))
+        is_given.append(name in (of_user.get(section) or {}))
         if is_given[-1] or settings[section][name] != choice.settings[section][name]:
             why = "with your settings" if isinstance(value, Mapping) else "yours"
         lines.append(f"  {key}: {_short(value)} ({why})")

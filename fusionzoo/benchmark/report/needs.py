@@ -217,10 +217,10 @@ def _interactions(bench: Bench, chosen: CandidateResults | None, job: Job | None
         return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
 
     taken = {name: Features(*(part[rows] for part in x)) for name, x in features.items()}
-    found = interactions(
+    projected = interactions(
         model.fusion.cpu(), taken, score, completions=completions, seed=bench.cfg.seed
     )
-    figures = {"fusion": chosen.name, "advice": advise_model(found), **found.to_dict()}
+    figures = {"fusion": chosen.name, "advice": advise_model(projected), **projected.to_dict()}
     return {"emap": figures}
 
 

@@ -243,8 +243,8 @@ class Service:
             )
         answer, names = await self.ask(request)
         query, loop = request.query_params, asyncio.get_running_loop()
-        found = await loop.run_in_executor(self.searches, self._nearest, answer, names, query)
-        return self._answered(found)
+        nearest = await loop.run_in_executor(self.searches, self._nearest, answer, names, query)
+        return self._answered(nearest)
 
     async def health(self) -> Response:
         """Say that the service is up, and of which model."""
@@ -269,11 +269,11 @@ class Service:
             column = choose_column(self.searcher.file, query.get("by", ""), names)
             vector = query_vector(self.model, answer.vectors, names, column)
             where = query.get("where", "")
-            found = self.searcher.search(vector=vector, by=column, k=int(k), where=where)
+            nearest = self.searcher.search(vector=vector, by=column, k=int(k), where=where)
         except FusionZooError as error:
             raise RefusedRequest(422, one_line(error)) from None
-        hits = [{"rank": x.rank, "id": x.id, "cosine": x.cosine, **x.columns} for x in found]
-        return {"column": column, "searched": found.searched, "hits": hits}
+        hits = [{"rank": x.rank, "id": x.id, "cosine": x.cosine, **x.columns} for x in nearest]
+        return {"column": column, "searched": nearest.searched, "hits": hits}
 
     def close(self) -> None:
         """End the threads."""
