@@ -71,7 +71,7 @@ class ExtractionPlan:
     def longest_first(self, parts: Sequence[int]) -> list[int]:
         """Move the part with the longest row to the front: where memory is short, it shows there.
 
-        >>> Plan(torch.tensor([1.0, 2, 9, 3, 4, 4]), 2, 1).longest_first([0, 1, 2])
+        >>> ExtractionPlan(torch.tensor([1.0, 2, 9, 3, 4, 4]), 2, 1).longest_first([0, 1, 2])
         [1, 0, 2]
         """
         if not parts:

@@ -163,8 +163,9 @@ def wins(timing: Timing, default: Timing, samples: int) -> bool:
 def describe_choice(choice: SpeedChoice, defaults: Settings, where: str) -> str:
     """Return one line on what was chosen, and how much faster it is.
 
-    >>> choice = Choice({"amp": "bf16"}, [Trial("", None, 10.0, "the defaults"),
-    ...                 Trial("amp", "bf16", 15.0, "chosen")], 3.0)
+    >>> tried = [TimedSetting("", None, 10.0, "the defaults")]
+    >>> tried += [TimedSetting("amp", "bf16", 15.0, "chosen")]
+    >>> choice = SpeedChoice({"amp": "bf16"}, tried, 3.0)
     >>> describe_choice(choice, {"amp": "none"}, "a.json")
     '--speed auto: amp bf16 (15 samples/s; 10 with the defaults); measured in 3.0 s, see a.json'
     """

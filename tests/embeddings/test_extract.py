@@ -287,8 +287,8 @@ def test_two_extractions_do_not_write_one_file_at_the_same_time(
     monkeypatch.setattr("fusionzoo.embeddings.parts.PATIENCE", 0.3)
     parts = PartsFolder(tmp_path / "e.parquet")
     code = (
-        "import sys, pathlib; from fusionzoo.embeddings.parts import Parts\n"
-        "with Parts(pathlib.Path(sys.argv[1])).claimed({}, overwrite=False):\n"
+        "import sys, pathlib; from fusionzoo.embeddings.parts import PartsFolder\n"
+        "with PartsFolder(pathlib.Path(sys.argv[1])).claimed({}, overwrite=False):\n"
         "    print('locked', flush=True); sys.stdin.read()"
     )
     import subprocess
