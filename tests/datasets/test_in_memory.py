@@ -799,4 +799,4 @@ def test_a_benchmark_takes_data_in_memory() -> None:
     settings = {**QUICK, "epochs": 1, "folds": 0, "tune": 0, "seeds": 1}
     settings.pop("log")
     report = fz.benchmark(rows(), fusions="concat", **settings, jobs=1, out="b")
-    assert "concat" in set(report.leaderboard["strategy"])
+    assert "concat" in set(report.leaderboard["candidate"])

@@ -86,7 +86,7 @@ def embedded(folder: Path) -> Path:
 def stored_report(folder: Path, data: str) -> str:
     """Write the figures of a report that `combine` reads."""
     scores = {"sum": 0.5, "gmu": 0.7, "max": 0.6}
-    lines = [{"strategy": n, "kind": "fusion", "score": x} for n, x in scores.items()]
+    lines = [{"candidate": n, "kind": "fusion", "score": x} for n, x in scores.items()]
     report = {"metric": "accuracy", "data": {"name": data}, "leaderboard": lines}
     (folder / data).mkdir()
     (folder / data / "summary.json").write_text(json.dumps(report))
