@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial as bind
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.measure import Answers, Figures, logits_of, measure
-from fusionzoo.evaluation.retrieval import relevance_labels, retrieval_intervals
+from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.data import InMemory, open_dataset
@@ -231,23 +230,9 @@ def encode_batches(
         print(f"warning: {len(failures)} values could not be decoded: {sample_id} ({modality}) ...")
 
 
-def aligned_vectors(model: FusionModel, features: Mapping[str, Features]) -> dict[str, Tensor]:
-    """Return each modality's unit vectors in the common space (B, D), if the model has one."""
-    present = {name: features[name].mask.any(1) for name in model.align or {}}
-    return {
-        name: F.normalize(
-            project(features[name].pooled.masked_fill(~present[name][:, None], 0)).float()
-        )
-        for name, project in (model.align or {}).items()
-    }
-
-
-def retrieval_metrics(answers: Answers, dataset: PairedDataset) -> dict[str, Any]:
+def retrieval_metrics(answers: Answers) -> dict[str, Any]:
     """Return `{"image_to_text": {"recall@1": {"mean": ..., "low": ..., "high": ...}}}`, or {}."""
-    if len(answers.aligned) < 2:
-        return {}
-    relevance = relevance_labels(dataset).of(answers.ids)
-    directions = replace(answers, relevance=relevance).retrieval(retrieval_intervals) or {}
+    directions = answers.retrieval(retrieval_intervals) or {}
     return {
         direction: {name: dict(x._asdict()) for name, x in figures.items()}
         for direction, figures in directions.items()
@@ -302,10 +287,11 @@ def evaluate(
         )
     nested = nested_metrics(measure(tasks_of_model(model, answers.target), answers))
     nested |= calibrated | {SEEN: seen}
-    retrieval = retrieval_metrics(answers, dataset)
+    retrieval = retrieval_metrics(answers)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
 
 
+@torch.no_grad()
 def collect_answers(
     model: FusionModel,
     dataset: PairedDataset,
@@ -317,29 +303,45 @@ def collect_answers(
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     parts: list[Answers] = []
-    with torch.no_grad():
-        for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
-            fused, alone, given = logits_of(model, features, chosen)
-            rows = torch.tensor([row_of_id[sample_id] for sample_id in batch.ids])
-            part = Answers(
-                target=labels[rows],
-                present=dict(zip(model.modalities, batch.present.unbind(1), strict=True)),
-                fused=fused,
-                alone=alone,
-                given=given,
-                aligned=aligned_vectors(model, features),
-                calibrated=model.calibrate(fused.float(), features),
-                ids=batch.ids,
-            )
-            parts.append(part.cpu())
+    for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
+        fused, alone, by_subset = logits_of(model, features, chosen)
+        part = _answers(
+            model,
+            dataset,
+            batch,
+            features,
+            target=labels[[row_of_id[sample_id] for sample_id in batch.ids]],
+            fused=fused,
+            alone=alone,
+            by_subset=by_subset,
+            calibrated=model.calibrate(fused.float(), features),
+        )
+        parts.append(part.cpu())
     return Answers.join(parts)
+
+
+def _answers(
+    model: FusionModel,
+    dataset: PairedDataset,
+    batch: Batch,
+    features: Mapping[str, Features],
+    **logits: Any,
+) -> Answers:
+    """Return the answers to a batch: its `logits`, and its vectors in the common space, if any."""
+    present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
+    aligned = {}
+    for name, project in (model.align or {}).items():
+        pooled = features[name].pooled.masked_fill(~present[name][:, None], 0)
+        aligned[name] = F.normalize(project(pooled).float())
+    relevance = relevance_labels(dataset).of(batch.ids) if aligned else Relevance()
+    return Answers(present=present, aligned=aligned, relevance=relevance, ids=batch.ids, **logits)
 
 
 def nested_metrics(figures: Figures) -> dict[str, Any]:
     """Return the metrics of the fusion; under `unimodal` of each modality's own head, and under
     `subsets` of the fusion given these, among the samples that have one of them."""
-    given = {subset_label(names): x for names, x in figures.given.items()}
-    below = {"unimodal": figures.alone, "subsets": given}
+    subsets = {subset_label(names): x for names, x in figures.by_subset.items()}
+    below = {"unimodal": figures.alone, "subsets": subsets}
     return {**figures.fused, **{name: x for name, x in below.items() if x}}
 
 
@@ -350,17 +352,10 @@ def _retrieval_only(
     seen = report_seen(model, dataset)
     parts = []
     for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
-        present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
         nothing = torch.empty(len(batch.ids), 0)
-        part = Answers(
-            target=nothing,
-            present=present,
-            fused=nothing,
-            aligned=aligned_vectors(model, features),
-            ids=batch.ids,
-        )
+        part = _answers(model, dataset, batch, features, target=nothing, fused=nothing)
         parts.append(part.cpu())
-    retrieval = retrieval_metrics(Answers.join(parts), dataset)
+    retrieval = retrieval_metrics(Answers.join(parts))
     if not retrieval:
         raise FusionZooError(
             f"{dataset.source}: no sample has two modalities, so there is nothing to measure"

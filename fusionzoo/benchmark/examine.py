@@ -14,7 +14,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
-from fusionzoo.evaluation.measure import Given, logits_of
+from fusionzoo.evaluation.measure import Subset, logits_of
 from fusionzoo.evaluation.robustness import LOST_PART, corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
@@ -59,11 +59,11 @@ class Examiner:
         model.eval()
         test, weights = self.test_features(model), None
         model.fusion.cpu()
-        subsets_of = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
-        logits, given = predict_given(model, test, subsets_of)
-        scores = [self._scores(x) for x in (logits, *given.values())]  # the full one first
+        chosen = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
+        logits, by_subset = predict_given(model, test, chosen)
+        scores = [self._scores(x) for x in (logits, *by_subset.values())]  # the full one first
         rows, lost_scores = [self._row(logits, "full")], None
-        rows += [self._row(x, subset_label(subset)) for subset, x in given.items()]
+        rows += [self._row(x, subset_label(subset)) for subset, x in by_subset.items()]
         if not self.job.shuffled:
             rows += self._broken_pairings(model, test, seed)
             if tests_damage_later(self.bench):
@@ -225,18 +225,18 @@ def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:
 
 
 def predict_given(
-    model: FusionModel, features: Mapping[str, Features], subsets_of: Sequence[Given] = ()
-) -> tuple[Tensor, dict[Given, Tensor]]:
+    model: FusionModel, features: Mapping[str, Features], chosen: Sequence[Subset] = ()
+) -> tuple[Tensor, dict[Subset, Tensor]]:
     """Return the logits of all samples (N, K), and those given subsets of the modalities."""
     parts = []
     for rows in torch.arange(len(next(iter(features.values())).mask)).split(256):
         part = {name: Features(*(x[rows] for x in tensors)) for name, tensors in features.items()}
-        fused, _, given = logits_of(model, part, subsets_of)
-        parts.append([x.float() for x in (fused, *given.values())])
+        fused, _, by_subset = logits_of(model, part, chosen)
+        parts.append([x.float() for x in (fused, *by_subset.values())])
     logits, *masked = (torch.cat(blocks) for blocks in zip(*parts, strict=True))
     if not all(x.isfinite().all() for x in (logits, *masked)):
         raise FusionZooError("the logits of the test split are not finite")
-    return logits, dict(zip(subsets_of, masked, strict=True))
+    return logits, dict(zip(chosen, masked, strict=True))
 
 
 def _all_rows(stored: StoredFeatures) -> Tensor:

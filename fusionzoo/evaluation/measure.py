@@ -18,7 +18,7 @@ from fusionzoo.structures import Features, keep_only
 from .retrieval import Relevance, any_pair
 
 Metrics = dict[str, float]
-Given = frozenset[str]  # modalities, where the others are taken to be absent
+Subset = frozenset[str]  # of the modalities; the others are taken to be absent
 R = TypeVar("R")
 
 
@@ -40,7 +40,7 @@ class Answers:
     present: dict[str, Tensor]  # modality -> bool (N,)
     fused: Tensor  # logits of the fusion, (N, K)
     alone: dict[str, Tensor] = field(default_factory=dict)  # modality -> those of its own head
-    given: dict[Given, Tensor] = field(default_factory=dict)  # those of the fusion given these
+    by_subset: dict[Subset, Tensor] = field(default_factory=dict)  # of the fusion, given these
     aligned: dict[str, Tensor] = field(default_factory=dict)  # modality -> common space, (N, D)
     relevance: Relevance = Relevance()  # which samples' vectors belong together
     calibrated: Tensor | None = None  # logits of the fusion divided by the temperatures, (N, K)
@@ -96,13 +96,13 @@ def _mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 @torch.no_grad()
 def logits_of(
-    model: FusionModel, features: Mapping[str, Features], given: Collection[Given] = ()
-) -> tuple[Tensor, dict[str, Tensor], dict[Given, Tensor]]:
+    model: FusionModel, features: Mapping[str, Features], subsets: Collection[Subset] = ()
+) -> tuple[Tensor, dict[str, Tensor], dict[Subset, Tensor]]:
     """Return logits (B, K): of the fusion, of each modality's own head, of the fusion given each
     of these subsets of the modalities."""
     alone = {} if model.heads is None else model.heads(features)
-    subsets = {names: model.fuse(keep_only(features, *names)).logits for names in given}
-    return model.fuse(features).logits, alone, subsets
+    by_subset = {names: model.fuse(keep_only(features, *names)).logits for names in subsets}
+    return model.fuse(features).logits, alone, by_subset
 
 
 class Figures(NamedTuple):
@@ -110,7 +110,7 @@ class Figures(NamedTuple):
 
     fused: Metrics
     alone: dict[str, Metrics]  # of each modality's own head, unless no sample has the modality
-    given: dict[Given, Metrics]  # of the fusion given these, among the samples that have one
+    by_subset: dict[Subset, Metrics]  # of the fusion given these, among samples that have one
 
 
 def measure(tasks: HasMetrics, answers: Answers) -> Figures:
@@ -122,12 +122,12 @@ def measure(tasks: HasMetrics, answers: Answers) -> Figures:
         for name, logits in answers.alone.items()
         if answers.present[name].any()
     }
-    given = {}
-    for names, logits in answers.given.items():
+    by_subset = {}
+    for names, logits in answers.by_subset.items():
         rows = answers.has_any(names)
         if measurable(tasks, target, rows):
-            given[names] = tasks.metrics(logits[rows].float(), target[rows])
-    return Figures(fused, alone, given)
+            by_subset[names] = tasks.metrics(logits[rows].float(), target[rows])
+    return Figures(fused, alone, by_subset)
 
 
 def measurable(tasks: HasMetrics, target: Tensor, rows: Tensor) -> bool:

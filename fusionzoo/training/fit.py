@@ -15,7 +15,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.measure import Answers, measure
-from fusionzoo.evaluation.retrieval import relevance_labels, retrieval_figures
+from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_figures
 from fusionzoo.fsdp import sharded
 from fusionzoo.processes import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext
@@ -62,24 +62,23 @@ def collect_answers(
             output: ObjectiveOutput = module(batch, each_alone=each_alone)
         if not counts:
             continue
-        part = _answers(module, batch, output)
-        if output.aligned and isinstance(loader.dataset, PairedDataset):
-            part = replace(part, relevance=relevance_labels(loader.dataset).of(batch.ids))
-        parts.append(part)
+        parts.append(_answers(module, batch, output, loader.dataset))
         trainer.heap.after_batch()
     shards = gather(Answers.join(parts).cpu() if parts else None, world)
     return Answers.join([shard for shard in shards if shard is not None])
 
 
-def _answers(module: Objective, batch: Batch, output: ObjectiveOutput) -> Answers:
+def _answers(module: Objective, batch: Batch, output: ObjectiveOutput, dataset: Any) -> Answers:
     assert batch.target is not None
+    is_compared = bool(output.aligned) and isinstance(dataset, PairedDataset)
     return Answers(
         target=batch.target,
         present=dict(zip(module.model.encoders, batch.present.unbind(1), strict=True)),
         fused=output.logits.float(),
         alone={name: x.float() for name, x in output.unimodal_logits.items()},
-        given={frozenset([name]): x.float() for name, x in output.given_only.items()},
+        by_subset={frozenset([name]): x.float() for name, x in output.given_only.items()},
         aligned={name: x.float() for name, x in output.aligned.items()},
+        relevance=relevance_labels(dataset).of(batch.ids) if is_compared else Relevance(),
     )
 
 
@@ -89,14 +88,14 @@ def metrics_of(tasks: Tasks, answers: Answers) -> Metrics:
     metrics: Metrics = {**figures.fused, **(answers.retrieval(retrieval_figures) or {})}
     metrics["unimodal"] = figures.alone
     where_present: Metrics = {}
-    for names in figures.given:
+    for names in figures.by_subset:
         (name,), rows = names, answers.has_any(names)
         head = {}
         if name in figures.alone:
             head = tasks.metrics(answers.alone[name][rows], answers.target[rows])
         where_present[name] = {"samples": int(rows.sum()), "of": len(rows), "unimodal": head}
     if where_present:
-        given_only = {name: x for (name,), x in figures.given.items()}
+        given_only = {name: x for (name,), x in figures.by_subset.items()}
         metrics |= {"given_only": given_only, "where_present": where_present}
     return metrics
 

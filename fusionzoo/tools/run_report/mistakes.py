@@ -67,7 +67,7 @@ def _chosen(modalities: list[str]) -> list[frozenset[str]]:
     if len(modalities) <= MAX_EXACT:
         return subsets(modalities)[1:-1]
     alone = [frozenset({name}) for name in modalities]
-    return [*alone, *(frozenset(modalities) - one for one in alone)]
+    return [*alone, *(frozenset(modalities) - single for single in alone)]
 
 
 def given_table(measured: Measured) -> Table:
@@ -75,10 +75,10 @@ def given_table(measured: Measured) -> Table:
     answers, figures = measured.answers, measured.figures
     shown = [(name, title) for name, title in measured.tasks.shown if name in figures.fused]
     lines = []
-    for names, given in figures.given.items():
+    for names, metrics in figures.by_subset.items():
         ordered = [name for name in measured.model.modalities if name in names]
         count = int(answers.has_any(names).sum())
-        lines.append([", ".join(ordered), f"{count:,}", *_cells(given, shown)])
+        lines.append([", ".join(ordered), f"{count:,}", *_cells(metrics, shown)])
     everything = ["all modalities", f"{len(answers.ids):,}", *_cells(figures.fused, shown)]
     header = ["given", "samples", *(title for _, title in shown)]
     return header, [*lines[:MAX_LINES], everything]
@@ -142,13 +142,13 @@ def per_label(target: Target, labels: Tensor, predicted: Sequence[Labels]) -> Ta
     for place in true.sum(0).argsort(descending=True, stable=True).tolist()[:MAX_LINES]:
         name, is_true = target.classes[place], true[:, place]
         is_predicted = torch.tensor([name in chosen for chosen in sets])
-        there, said = int(is_true.sum()), int(is_predicted.sum())
+        num_true, said = int(is_true.sum()), int(is_predicted.sum())
         both = int((is_true & is_predicted).sum())
         shares = [
             f"{top / below:.3f}" if below else ""
-            for top, below in ((both, said), (both, there), (2 * both, there + said))
+            for top, below in ((both, said), (both, num_true), (2 * both, num_true + said))
         ]
-        rows.append([short(name), *(f"{x:,}" for x in (there, said, both)), *shares])
+        rows.append([short(name), *(f"{x:,}" for x in (num_true, said, both)), *shares])
     return ["label", "true", "predicted", "both", "precision", "recall", "F1"], rows
 
 
