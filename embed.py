@@ -177,4 +177,6 @@ def progress(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from fusionzoo.processes import exit_process
+
+    exit_process(main())

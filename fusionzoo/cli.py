@@ -398,10 +398,6 @@ def _prune_cache(parsed: argparse.Namespace) -> None:
     print(f"freed {freed / 1e6:.1f} MB")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 

@@ -271,7 +271,7 @@ def test_help_needs_no_torch() -> None:
 def test_hugging_face_datasets_is_reachable_from_every_way_in(start: str) -> None:
     """The scripts stand beside a folder `datasets`, which must not hide the installed package."""
     if start == "console":
-        argv, call = ["fusionzoo", "train", "--help"], "run_module('fusionzoo.cli', run_name={!r})"
+        argv, call = ["fusionzoo", "train", "--help"], "run_module('fusionzoo', run_name={!r})"
     else:
         argv, call = [start, "--help"], f"run_path({start!r}, run_name={{!r}})"
     code = (
@@ -282,6 +282,20 @@ def test_hugging_face_datasets_is_reachable_from_every_way_in(start: str) -> Non
     # `python -c` puts the working folder first, as `python train.py` puts the script's.
     safe = ["-P"] if start == "console" else []
     assert run(sys.executable, *safe, "-c", code).endswith("Dataset\n")
+
+
+@pytest.mark.parametrize("start", ["train.py", "embed.py", "console"])
+def test_a_process_of_torchrun_ends_without_teardown(start: str) -> None:
+    """A torch thread that still runs during teardown can abort a run that is done."""
+    argv, call = ["x", "--help"], f"run_path({start!r}"
+    if start == "console":
+        argv, call = ["fusionzoo", "embed", "--help"], "run_module('fusionzoo'"
+    code = (
+        f"import os, runpy, sys; ended, sys.argv = os._exit, {argv!r}\n"
+        "os._exit = lambda code: (os.write(1, b'without teardown'), ended(code))\n"
+        f"runpy.{call}, run_name='__main__')"
+    )
+    assert run(sys.executable, "-c", code, WORLD_SIZE="1").endswith("without teardown")
 
 
 def test_the_folder_refuses_to_be_imported_under_the_bare_name() -> None:

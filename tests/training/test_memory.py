@@ -112,7 +112,7 @@ def test_the_recipe_of_the_stamps_trains_in_2_gb(
         "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"  # from KiB
     )
-    training = [sys.executable, "-m", "fusionzoo.cli", "train", "--config", "configs/stamps.yaml"]
+    training = [sys.executable, "-m", "fusionzoo", "train", "--config", "configs/stamps.yaml"]
     training += ["--data.root", str(real_stamps)]
     training += ["--train.epochs", "1", "--log", "none", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-c", code, *training]
