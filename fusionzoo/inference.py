@@ -17,14 +17,8 @@ from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, 
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.complete import (
-    TABLE,
-    Completed,
-    complete_for_model,
-    refuse_without_labels,
-    resolve_name,
-    target_columns,
-)
+from fusionzoo.datasets.opening.as_trained import complete_for_model, refuse_without_labels
+from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device

@@ -16,7 +16,8 @@ from ..sources.open_table import open_table
 from ..sources.table_settings import TableSettings
 from ..tables.provenance import Loaded
 from ..tables.table import ROLES
-from .complete import AS_TRAINED, TABLE, complete_for_model
+from .as_trained import AS_TRAINED, complete_for_model
+from .complete import TABLE
 
 
 def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> bool:

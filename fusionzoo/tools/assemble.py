@@ -16,7 +16,8 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import option
 from fusionzoo.console import command_line
-from fusionzoo.datasets.opening.complete import SHARED_BY_FILES, TABLE
+from fusionzoo.datasets.opening.as_trained import SHARED_BY_FILES
+from fusionzoo.datasets.opening.complete import TABLE
 from fusionzoo.datasets.sources.cell_kinds import is_cell_kind
 from fusionzoo.datasets.tables.arrow import list_names
 from fusionzoo.datasets.tables.table import word_list

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import fusionzoo
-from fusionzoo.datasets.opening.complete import complete, complete_for_model
+from fusionzoo.datasets.opening.as_trained import complete_for_model
+from fusionzoo.datasets.opening.complete import complete
 from fusionzoo.datasets.sources.cell_kinds import find_date_order
 from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alone
 from fusionzoo.errors import FusionZooError, as_keywords
