@@ -206,7 +206,7 @@ def its_scores_average_to_its_metric(subject: Subject) -> None:
     assert math.isclose(mean, expected, rel_tol=1e-4, abs_tol=1e-6), (
         f"the scores average to a {metric.name} of {mean:.4f}; metrics() has {expected:.4f}"
     )
-    is_error = metric.name in task.errors
+    is_error = task.is_error(metric.name)
     assert is_error != metric.higher, (
         f"metric.higher is {metric.higher}, and {metric.name!r} is"
         f" {'one' if is_error else 'none'} of the `errors`, of which less is better"

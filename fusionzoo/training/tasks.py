@@ -34,12 +34,7 @@ class Task(nn.Module):
     leading: str  # the figure that chooses the best epoch
     higher = True  # whether more of it is better
     shown: tuple[tuple[str, str], ...]  # figures of the final table, and their titles
-    errors: tuple[str, ...] = (
-        "mae",
-        "rmse",
-        "loss",
-        "median_rank",
-    )  # less is better
+    errors: tuple[str, ...] = ("mae", "rmse", "loss", "median_rank")  # less is better
 
     def __init__(self, target: Target, labels: Tensor) -> None:
         super().__init__()

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.cli import main
+from fusionzoo.evaluation.metrics import Metric, metric
 from fusionzoo.targets import KINDS
 from fusionzoo.testing.checks import Checks
-from fusionzoo.testing.objectives import CHECKS, subject
+from fusionzoo.testing.objectives import CHECKS, Subject, subject
 from fusionzoo.training.tasks import NO_TARGET, OBJECTIVES, Classification, Regression, Task
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -151,6 +152,21 @@ CAUGHT_BY: dict[type[Task], str] = {
 
 def test_the_sound_one_passes() -> None:
     assert [x for x in CHECKS.run(subject(f"{__file__}:Sound")) if x[1]] == []
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_one_compared_by_a_metric_of_which_less_is_better_passes() -> None:
+    @metric("classification", higher=False)
+    def share_wrong(logits: Tensor, target: Tensor) -> float:
+        return (logits.argmax(-1) != target).double().mean().item()
+
+    class Wrong(Classification):
+        metric = Metric("share_wrong", "share wrong", False, True)
+
+        def scores(self, logits: Tensor, target: Tensor) -> Tensor:
+            return -(logits.argmax(-1) != target).double()
+
+    CHECKS["its_scores_average_to_its_metric"](Subject(Wrong, "classification"))
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda mutant: mutant.__name__)
