@@ -37,7 +37,8 @@ class Failures:
 
     def cells(self) -> list[tuple[int, int]]:
         """Return row and column of every failure so far."""
-        return [(row, column) for row, column in self._failed.T.nonzero().tolist()]
+        # Of a copy: torch writes past its result where another process adds to what it has counted.
+        return [(row, column) for row, column in self._failed.T.clone().nonzero().tolist()]
 
     def counts(self, column: int) -> tuple[int, int]:
         """Return how many values of a modality failed, and how many were tried."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_of_few_values_all_must_fail(tmp_path: Path) -> None:
     (tmp_path / "7.png").unlink()
     with pytest.raises(FusionZooError, match="8 of 8 values of image"):
         read_all(opened(tmp_path, "missing", rows=8, missing=range(8)))
+
+
+def test_failures_may_be_listed_while_another_process_notes_more() -> None:
+    failures = Failures(20_000, 2)
+
+    def note() -> None:
+        for row in range(20_000):
+            failures.note_failed(row, row % 2, "")
+
+    other = threading.Thread(target=note)  # it writes into the same memory as a loader's worker
+    other.start()
+    listed = [len(failures.cells())]
+    while other.is_alive():
+        listed.append(len(failures.cells()))
+    assert listed == sorted(listed)
+    assert failures.cells() == [(row, row % 2) for row in range(20_000)]
 
 
 def test_chance_does_not_end_a_run_whose_share_is_below_the_limit() -> None:
