@@ -121,6 +121,7 @@ class Size:
 
     samples: int
     batch: int
+    warm_up: int  # batches of the loader: eight workers have two each ready at the start
     steps: int  # between two times
     rounds: int
     image: dict[str, Any]
@@ -129,8 +130,9 @@ class Size:
 
 
 FULL = Size(
-    samples=2048,
+    samples=8192,
     batch=128,
+    warm_up=16,
     steps=8,
     rounds=5,
     image={"name": "timm/vit_small_patch16_224", "depth": 6},
@@ -140,6 +142,7 @@ FULL = Size(
 TINY = Size(
     samples=32,
     batch=4,
+    warm_up=4,
     steps=2,
     rounds=2,
     image={"name": "timm/vit_tiny_patch16_224", "img_size": 32, "depth": 1},
@@ -147,7 +150,6 @@ TINY = Size(
     dim=32,
 )
 TOKENS, TOKEN_WIDTH, CLASSES = 64, 128, 10
-WARM_UP = 4  # batches
 
 
 def random_data(size: Size) -> PairedDataset:
@@ -248,7 +250,7 @@ def _steps(
     yield case, "samples_per_s", rows / figures["ours_s"]
     yield case, "bare_samples_per_s", rows / figures["bare_s"]
     yield case, "time_over_bare", figures["ratio"]
-    from_loader = samples_per_second_from_loader(trainer, data, machine)
+    from_loader = samples_per_second_from_loader(trainer, data, size, machine)
     yield case, "samples_per_s_with_loader", from_loader
     yield case, "share_of_data_wait", max(0.0, 1 - from_loader / (rows / figures["ours_s"]))
     if machine.on_gpu:
@@ -288,18 +290,18 @@ def bare_loop(
 
 
 def samples_per_second_from_loader(
-    trainer: Trainer, data: PairedDataset, machine: Machine
+    trainer: Trainer, data: PairedDataset, size: Size, machine: Machine
 ) -> float:
     """Train an epoch on batches from the loader, and time it without its first batches."""
     collate = trainer.module.model.collate(train=True)
     loader = build_loader(data, collate, trainer.cfg, trainer.world, "train")
     began, rows = 0.0, 0
     for step, batches in enumerate(chunks(loader, 1, 0)):
-        if step == WARM_UP:
+        if step == size.warm_up:
             machine.synchronize()
             began = time.perf_counter()
         trainer.step(batches, StepContext(step))
-        rows += len(batches[0].ids) if step >= WARM_UP else 0
+        rows += len(batches[0].ids) if step >= size.warm_up else 0
     machine.synchronize()
     return rows / (time.perf_counter() - began)
 
