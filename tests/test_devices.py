@@ -28,6 +28,7 @@ from fusionzoo.distributed import process_group
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
+from fusionzoo.training.objective import Objective
 from fusionzoo.training.trainer import Trainer
 
 Machine = Callable[..., None]
@@ -146,7 +147,25 @@ def test_only_cuda_copies_asynchronously_and_from_pinned_memory(
 def test_out_of_memory_is_known_on_every_device() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8 GB)"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert not is_out_of_memory(RuntimeError("sizes do not match"))
+
+
+def test_a_full_gpu_is_one_line_before_training_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Objective, device: torch.device) -> Objective:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80"
+            " GiB of which 1.06 MiB is free. Process 7 has 139 GiB memory in use."
+        )
+
+    monkeypatch.setattr(Objective, "to", full)
+    data = ["interactions", "--data.samples", "100", "--device", "cpu", "--log", "none"]
+    assert train([*data, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has")
+    assert "MiB is free. Where other programs hold a GPU's memory" in error
 
 
 class _NoFloat64(TorchFunctionMode):

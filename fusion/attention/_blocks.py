@@ -302,7 +302,8 @@ class Router(nn.Module):
         noisy = scores + self.noise * torch.randn_like(scores) if self.training else scores
         highest = noisy.topk(min(self.top_k + 1, len(self.centres)), dim=-1)
         values, indices = highest.values[:, : self.top_k], highest.indices[:, : self.top_k]
-        gates = torch.zeros_like(noisy).scatter(1, indices, values.softmax(-1))
+        shares = values.softmax(-1)  # float32 under CUDA's autocast, whatever the scores are
+        gates = torch.zeros_like(noisy, dtype=shares.dtype).scatter(1, indices, shares)
         if self.training and self.noise > 0 and self.top_k < len(self.centres):
             load = self._selection_probability(scores, noisy, highest.values)
         else:

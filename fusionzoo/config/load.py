@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 C = TypeVar("C")
+LESS_MEMORY = (
+    "Where other programs hold a GPU's memory (`nvidia-smi` lists them), end them or choose another"
+    " --device; a smaller batch needs less"
+)
 
 
 def from_args(cls: type[C], args: Sequence[str], words: Sequence[str] = ()) -> C:
@@ -365,8 +369,8 @@ def run_command(
     """Build the configuration from `args` and call `start` with it; return the exit code.
 
     `--help` prints the usage; where that is text alone, with all settings. A user's error is
-    printed on one line, exit code 2; a Ctrl-C that `start` does not handle prints `interrupted`,
-    exit code 130.
+    printed on one line, exit code 2, as is lack of memory; a Ctrl-C that `start` does not handle
+    prints `interrupted`, exit code 130.
     """
     if {"-h", "--help", "--help-all"} & set(args):
         if isinstance(usage, str):
@@ -382,6 +386,15 @@ def run_command(
         raise  # `quiet_pipe` handles it
     except (FusionZooError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        from fusionzoo.devices import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        # "CUDA out of memory. Tried to allocate 2 MiB. GPU 0 has .. of which 1 MiB is free. .."
+        cause = ". ".join(str(error).partition("\n")[0].split(". ")[:3])
+        print(f"error: {cause}. {LESS_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.testing import fusions, parametrize_with_checks
@@ -31,6 +33,11 @@ LONG = (  # seconds each
     "an_uninformative_modality_can_be_dropped",
     "one_modality_alone_is_enough_to_learn",
 )
+IN_FLOAT32 = {  # torch's page on autocast lists what CUDA runs in float32
+    *("cdist", "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "dist", "exp", "expm1"),
+    *("group_norm", "kl_div", "layer_norm", "log", "log1p", "log2", "log_softmax", "nll_loss"),
+    *("norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "softmax", "softplus", "sum"),
+}
 COMPILE, EXPORT = "it_compiles_whole", "it_exports_with_free_sizes"
 FUSIONS = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in list_fusions()]
 
@@ -65,6 +72,30 @@ def test_it_compiles_whole(name: str) -> None:
 @pytest.mark.parametrize("name", beside("sum"))
 def test_it_runs_in_torch_export_and_onnx_at_any_size(name: str) -> None:
     CHECKS[EXPORT](fusions.maker(name))
+
+
+class _CudaAutocast(TorchFunctionMode):
+    """Run what CUDA's autocast runs in float32 so on the CPU, whose autocast leaves it in bf16."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in IN_FLOAT32:
+            args = [
+                x.float() if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16 else x
+                for x in args
+            ]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", list_fusions())
+def test_it_trains_under_the_autocast_of_cuda(name: str) -> None:
+    fusion = create_fusion(name, {"image": 8, "text": 12}, 16, 3)
+    x = random_features({"image": (5, 8), "text": (4, 12)}, 6)
+    with torch.autocast("cpu", torch.bfloat16), _CudaAutocast():
+        output = fusion(x)
+    (output.logits.float().square().sum() + output.embedding.float().square().sum()).backward()
+    gradients = [p.grad for p in fusion.parameters() if p.grad is not None]
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert gradients or not list(fusion.parameters())
 
 
 @pytest.mark.parametrize("name", FUSIONS)
