@@ -28,6 +28,7 @@ from fusionzoo.training.multitask import targets_of
 from .bench import Bench, open_bench, tuning_trials
 from .clock import Clock
 from .executors import OutOfTimeError, check_main_module
+from .fitted.run import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
 from .report.leaderboard import paper_table, read_external, with_external
@@ -159,9 +160,12 @@ def _with_features(
     """Run the encoders once, for all jobs; return the bench and the candidates that it allows."""
     tokens = any(candidates.reads_tokens(name) for name in names)
     bench = prepare(bench, dataset, tokens, clock)
-    if not bench.features:  # nothing for linear models to read
-        names = [name for name in names if not candidates.is_linear(name)]
-    return bench, names
+    fitted = [name for name in names if candidates.is_fitted(name)]
+    if not bench.features:  # nothing for them to read
+        return bench, [name for name in names if name not in fitted]
+    obstacles = {name: obstacle(bench, name) for name in fitted}
+    not_run = {name: reason for name, reason in obstacles.items() if reason}
+    return replace(bench, not_run=not_run), [name for name in names if name not in not_run]
 
 
 def _stages(

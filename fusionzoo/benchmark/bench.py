@@ -196,6 +196,7 @@ class Bench:
     dataset: PairedDataset | None = None  # if it was passed as an object; None: cfg.data opens it
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
+    not_run: Mapping[str, str] = field(default_factory=dict)  # candidate -> what it lacks
     trained_alone: tuple[str, ...] = ()  # modalities whose encoders learnt from a fold's labels
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold

@@ -2,7 +2,8 @@
 
 A candidate is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
 (`gmu + mla`), each perhaps trained with modalities removed or damaged (`gmu, 30 % missing, 20 %
-damaged`), or a linear model, of one modality (`linear probe of text`) or of everything.
+damaged`), or a model that is fitted once, of one modality (`linear probe of text`) or of everything
+(`kernel sum on everything`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ ALONE = "alone:"  # prefix of the candidates that see one modality
 LOGISTIC = "logistic regression on everything"  # linear baselines on all features
 RIDGE = "ridge regression on everything"
 LINEAR = (LOGISTIC, RIDGE)
+TREES, KERNELS = "boosted trees on everything", "kernel sum on everything"
+TABULAR = "tabular foundation model on everything"
+EVERYTHING = (*LINEAR, TREES, KERNELS, TABULAR)  # fitted once on all features: the rows to beat
+BASELINES = {"linear": LINEAR, "trees": (TREES,), "kernels": (KERNELS,), "tabular": (TABULAR,)}
 PROBE = "linear probe of "  # prefix of the linear models of one modality
 _PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 
@@ -34,7 +39,7 @@ _PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 class Candidate(NamedTuple):
     """What a candidate's name says."""
 
-    base: str  # a fusion, `alone:<modality>`, `linear probe of <modality>` or a linear baseline
+    base: str  # a fusion, `alone:<modality>`, `linear probe of <modality>` or one of EVERYTHING
     balance: tuple[str, ...] = ()  # training strategies
     missing: float = 0.0  # share of the training samples' modalities that is removed
     damaged: float = 0.0  # share of them that loses a part
@@ -89,13 +94,24 @@ def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
     ]
     probes = [f"{PROBE}{name}" for name in bench.modalities]
-    return [*names, *probes, linear_baseline(bench)], notes
+    return [*names, *probes, *select_baselines(cfg, bench)], notes
 
 
-def linear_baseline(bench: Bench) -> str:
-    """Return the linear baseline of the targets."""
+def select_baselines(cfg: BenchmarkConfig, bench: Bench) -> list[str]:
+    """Resolve `linear,trees`, `all` or `none`: the models that are fitted on everything."""
+    words = word_list(cfg.baselines)
+    for word in words:
+        if word not in (*BASELINES, "all", "none"):
+            hint = did_you_mean(word, [*BASELINES, "all", "none"])
+            raise FusionZooError(f"--baselines: unknown {word!r}.{hint}")
     numbers = any(target.standard_kind() == "regression" for target in bench.scheme or ())
-    return RIDGE if numbers else LOGISTIC
+    of_other_targets = LOGISTIC if numbers else RIDGE
+    return [
+        name
+        for word, names in BASELINES.items()
+        for name in names
+        if (word in words or "all" in words) and name != of_other_targets
+    ]
 
 
 def select_fusions(names: str | Sequence[str], num_modalities: int) -> list[str]:
@@ -151,7 +167,7 @@ def _build_small(fusion: str, settings: Settings) -> Fusion:
 
 def settings_of(cfg: BenchmarkConfig, candidate: str) -> Settings:
     """Merge the common settings that a candidate's fusion has with those of its own."""
-    if is_linear(candidate):
+    if is_fitted(candidate):
         return {}
     base = parse(candidate).base
     name = fusion_of(candidate)
@@ -178,13 +194,13 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
             raise FusionZooError(
                 f"--settings.{name}: unknown fusion{did_you_mean(name, candidates)}"
             )
-    fusions = [fusion_of(name) for name in candidates if not is_linear(name)]
+    fusions = [fusion_of(name) for name in candidates if not is_fitted(name)]
     for key in cfg.fusion:
         if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
             raise FusionZooError(f"--fusion.{key}: no fusion has this setting")
     for name in candidates:
         settings = settings_of(cfg, name)
-        if not is_linear(name) and fusion_info(fusion_of(name)).open_ended:
+        if not is_fitted(name) and fusion_info(fusion_of(name)).open_ended:
             _build_small(fusion_of(name), settings)  # what it passes settings on to checks them
     trained = {name for row in select_balance(cfg.balance) for name in row}
     for name in cfg.balance_settings:
@@ -218,7 +234,7 @@ def fusion_of(candidate: str) -> str:
 
 def reads_tokens(candidate: str) -> bool:
     """Whether a candidate reads tokens, or pooled vectors only."""
-    if is_linear(candidate):
+    if is_fitted(candidate):
         return False
     return fusion_info(fusion_of(candidate)).reads == "tokens"
 
@@ -252,10 +268,10 @@ def is_single(candidate: str) -> bool:
     return single_modality(candidate) is not None
 
 
-def is_linear(candidate: str) -> bool:
-    """Whether a candidate is a linear model: fitted once, without seeds, tuning or control."""
+def is_fitted(candidate: str) -> bool:
+    """Whether a candidate is fitted once, by scikit-learn or TabICL: no seeds, tuning, control."""
     base = parse(candidate).base
-    return base in LINEAR or base.startswith(PROBE)
+    return base in EVERYTHING or base.startswith(PROBE)
 
 
 def single_title(candidate: str) -> str:

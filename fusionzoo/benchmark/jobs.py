@@ -33,7 +33,7 @@ from .bench import (
     target_spec,
     tasks_of,
 )
-from .candidates import fusion_of, is_linear, modalities_of, parse, reads_tokens
+from .candidates import fusion_of, is_fitted, modalities_of, parse, reads_tokens
 from .examine import Examiner
 from .feeds import (
     BatchFeed,
@@ -43,7 +43,7 @@ from .feeds import (
     removed_modalities,
     with_lost_parts,
 )
-from .linear import run_linear
+from .fitted.run import run_fitted
 from .store import SeedResult, load, save, weights_path
 from .train import (
     BalancedTrainer,
@@ -72,8 +72,8 @@ def run_job(bench: Bench, job: Job, trained: Trained | None = None) -> list[Seed
     Validated are the models of the training split. Tested are those or, with `cfg.refit`, models
     that learnt from the validation split too, for as many epochs as were best for the first ones.
     """
-    if is_linear(job.candidate):
-        return run_linear(bench, job)
+    if is_fitted(job.candidate):
+        return run_fitted(bench, job)
     models, feed = build(bench, job)
     trained = trained or train(bench, job, models, feed)
     examiner = Examiner(bench, job, feed)
@@ -214,7 +214,7 @@ def build_fusion(bench: Bench, candidate: str, settings: Settings) -> Fusion:
 
 def can_stack(bench: Bench, candidate: str, settings: Settings) -> bool:
     """Whether the seeds of a candidate may be trained together."""
-    if is_linear(candidate):
+    if is_fitted(candidate):
         return True  # the same for every seed
     if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
         return False

@@ -34,9 +34,12 @@ from fusionzoo.version import __version__
 
 from .bench import Bench, Job, Settings, conditions
 from .candidates import (
+    KERNELS,
+    TABULAR,
+    TREES,
     features_read,
     fusion_of,
-    is_linear,
+    is_fitted,
     is_single,
     parse,
     reads_tokens,
@@ -295,7 +298,7 @@ def _path(bench: Bench, job: Job) -> Path:
 
 
 IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
-IRRELEVANT |= {"external", "table_columns", "shard"}
+IRRELEVANT |= {"baselines", "external", "table_columns", "shard"}
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
 
 
@@ -335,10 +338,10 @@ def _seeds(bench: Bench) -> tuple[int, ...]:
 
 
 def _first_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
-    """Return the jobs of the first seed; linear baselines have no seed and are done for all."""
+    """Return the jobs of the first seed; fitted models have none and are done for all."""
     return [
         first_job(bench, candidate, fold)._replace(
-            seeds=_seeds(bench)[: None if is_linear(candidate) else 1]
+            seeds=_seeds(bench)[: None if is_fitted(candidate) else 1]
         )
         for candidate in candidates
         for fold in range(len(bench.folds))
@@ -351,7 +354,7 @@ def _other_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
     for candidate in candidates:
         for fold in range(len(bench.folds)):
             job = first_job(bench, candidate, fold)
-            if not is_linear(candidate):
+            if not is_fitted(candidate):
                 listed += _by_seeds(bench, job._replace(seeds=_seeds(bench)[1:]))
             if bench.cfg.controls and has_control(candidate):
                 listed.append(job._replace(shuffled=True))
@@ -368,7 +371,7 @@ def _by_seeds(bench: Bench, job: Job) -> list[Job]:
 def has_control(candidate: str) -> bool:
     """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
     named = parse(candidate)
-    return not (named.balance or named.incomplete or is_linear(candidate))
+    return not (named.balance or named.incomplete or is_fitted(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:
@@ -504,7 +507,7 @@ def run_shard(
     errors: dict[str, str] = {}
     for stage in names:
         if stage == TUNING:
-            first = [first_job(bench, *pair) for pair in share if not is_linear(pair[0])]
+            first = [first_job(bench, *pair) for pair in share if not is_fitted(pair[0])]
             first = [job for job in first if store.load(path_of(bench, job)) is not None]
             listed = [job for job in first if _tuned_on(bench, job) is None]
             function = _tune_and_run
@@ -607,7 +610,7 @@ def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, 
     """
     trained: dict[str, list[SeedResult]] = {}
     failed = {job.candidate for job in list_jobs(bench, candidates) if _identity(job) in errors}
-    for job in _first_seeds(bench, [x for x in candidates if x not in failed and not is_linear(x)]):
+    for job in _first_seeds(bench, [x for x in candidates if x not in failed and not is_fitted(x)]):
         trained.setdefault(job.candidate, []).extend(store.load(path_of(bench, job)) or [])
     scores = {name: np.concatenate([r.scores[0] for r in x]) for name, x in trained.items()}
     if not scores:
@@ -651,7 +654,7 @@ def _collect(
     tuned_names = []
     for name in candidates:
         stored = _stored_results(bench, listed(bench, [name]), errors)
-        if is_tuned and not is_linear(name) and not any(x.error for x in stored):
+        if is_tuned and not is_fitted(name) and not any(x.error for x in stored):
             folds = range(len(bench.folds))
             by_fold = [_tuned_on(bench, first_job(bench, name, fold)) for fold in folds]
             if None not in by_fold:
@@ -688,4 +691,5 @@ def _identity(job: Job) -> str:
 
 
 def _relative_cost(job: Job) -> float:
-    return 10.0 if reads_tokens(job.candidate) else 1.0
+    costly = reads_tokens(job.candidate) or parse(job.candidate).base in (TREES, KERNELS, TABULAR)
+    return 10.0 if costly else 1.0

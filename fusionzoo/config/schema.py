@@ -242,6 +242,9 @@ class BenchmarkConfig(SpeedConfig):
     fusions: str | list[str] = option("all", "names or families, `mbt,lmf,late`, or all")
     fusion: Tree = option({"dim": 128}, "settings for all fusions; a fusion without one ignores it")
     settings: dict[str, Tree] = option({}, "fusion -> its settings")
+    baselines: str | list[str] = option(
+        "all", "what else to fit on all features: `linear,trees,kernels,tabular`, all or none"
+    )
     balance: str | list[str] = option(
         "none", "training strategies, each with every fusion: `none,mla,ogm_ge+modality_dropout`"
     )

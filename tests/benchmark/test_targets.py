@@ -77,7 +77,8 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
 def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
     kind: str, metric: str, baseline: str, tmp_path: Path
 ) -> None:
-    report = api.run(config(tmp_path, kind, unlabelled=6, corruptions="sample"))
+    changes = {"corruptions": "sample", "baselines": "linear,trees,kernels"}
+    report = api.run(config(tmp_path, kind, unlabelled=6, **changes))
     assert report.failed == {}
     lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
     prior, linear, fused = (lines[x] for x in ("frequencies of the labels", baseline, "sum"))
@@ -85,6 +86,8 @@ def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
     assert report.figures["data"]["test"] == ROWS - 6  # a sample without a label is not tested
     scores = [prior["score"], lines["alone:a"]["score"], fused["score"]]
     assert scores == sorted(scores) and linear["score"] > lines["alone:a"]["score"]
+    for name in ("boosted trees on everything", "kernel sum on everything"):
+        assert lines[name]["score"] > lines["alone:a"]["score"]
     assert (lines["sum"][metric] > 0) and (abs(fused["score"]) == pytest.approx(fused[metric]))
     assert fused["low"] < fused[metric] < fused["high"]
     for curve in ("missing_area", "lost_area"):  # in the unit of the figure: errors above 0

@@ -402,6 +402,8 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     print_table("Test samples", header, rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
+    for name, reason in figures.get("not_run", {}).items():  # earlier reports have none
+        print(f"not run  {name}: {reason}")
     print(f"\n{figures['verdict']}\n")
 
 

@@ -22,16 +22,16 @@ from fusionzoo.targets import mean_prediction
 
 from ..bench import Bench, Condition, damaged_rows, learned_rows, sample_scores, tasks_of
 from ..candidates import (
-    LINEAR,
+    EVERYTHING,
     fusion_of,
-    is_linear,
+    is_fitted,
     is_single,
     modalities_of,
     parse,
     single_modality,
 )
 from ..examine import score_row, takes_part
-from ..linear import prior_logits
+from ..fitted.run import prior_logits
 from ..schedule import JobResult, Results
 from ..store import SeedResult
 from .leaderboard import SIGNIFICANT, leaderboard
@@ -141,7 +141,7 @@ def _candidate(
             for fold in range(len(whole))
         ],
         rows,
-        {} if is_linear(name) else facts,
+        {} if is_fitted(name) else facts,
         scores,
         _untuned(name, results, complete),
         *_lost_parts(bench, by_seed),
@@ -218,7 +218,7 @@ def _lost_parts(
 
 def _kind_and_family(name: str) -> tuple[str, str]:
     """Return a candidate's kind, and its family in tables."""
-    if name in LINEAR:
+    if name in EVERYTHING:
         return "baseline", "baseline"
     single = is_single(name)
     family = "single" if single else fusion_info(fusion_of(name)).family

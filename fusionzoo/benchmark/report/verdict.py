@@ -16,7 +16,7 @@ from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley
 from fusionzoo.evaluation.statistics import Comparison, Interval
 
-from ..candidates import is_linear, parse, single_modality, single_title
+from ..candidates import EVERYTHING, is_fitted, parse, single_modality, single_title
 from ..examine import tests_damage_later
 from ..schedule import DAMAGED, Stage
 from .leaderboard import SIGNIFICANT, outcome
@@ -88,6 +88,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "refit": bench.cfg.refit,
         "notes": bench.notes,
         "failed": summary.failed,
+        "not_run": dict(bench.not_run),
         "leaderboard": summary.leaderboard,
         "controls": controls(summary),
         **_fusion_figures(summary, tied),
@@ -115,7 +116,7 @@ def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
         done += f", 1 of {summary.bench.of_folds} folds ({len(summary.target):,} samples)"
     if (cfg.tune or 0) > 1:
         kinds = ("single", "fusion", "incomplete")
-        trained = [x for x in summary.candidates if x.kind in kinds and not is_linear(x.name)]
+        trained = [x for x in summary.candidates if x.kind in kinds and not is_fitted(x.name)]
         done += f", {len(stage.tuned)} of {len(trained)} are tuned"
     known = {candidate.name for candidate in summary.candidates} | set(summary.failed)
     waiting = [f"`{name}`" for name in names if name not in known]
@@ -164,6 +165,7 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
         "best_single_row": best.name,
         "gain": {key: gain[key] for key in ("difference", "low", "high", "p")},
         **_presence_figures(summary, chosen, best),
+        **_everything_figures(summary, chosen),
         "leader": tied[0],
         "cannot_be_told_apart": tied,
         "shapley": {name: shapley(by_subset, modalities) for name, by_subset in scores.items()},
@@ -182,6 +184,7 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
     single = single_title(best.name)
     parts = coverage(summary, chosen, best)
     sentences = [_gain(summary, chosen, best, parts), *_coverage_words(summary, best, parts)]
+    sentences += _everything_words(summary, chosen)
     if len(summary.of_kind("fusion")) > 1:
         sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
@@ -239,6 +242,35 @@ def _presence_figures(
         "fusion_of_several": of_fusion | {key: parts.fusion._asdict()[key] for key in keys},
         "presence": _by_presence(summary, choice, best),
     }
+
+
+def _of_everything(summary: Summary) -> Choice | None:
+    """Return the best by validation of the models that are fitted on all features."""
+    fitted = [x for x in summary.candidates if x.name in EVERYTHING]
+    return choose(summary, fitted, "") if fitted else None
+
+
+def _everything_figures(summary: Summary, chosen: Choice) -> dict[str, dict[str, Any]]:
+    """Return the gain of the chosen fusion over the models that are fitted on everything."""
+    everything = _of_everything(summary)
+    if everything is None:
+        return {}
+    gain = summary.compare(chosen.results, everything.results)._asdict()
+    names = {"name": everything.name, "by_fold": everything.by_fold}
+    return {"everything": names | {key: gain[key] for key in ("difference", "low", "high", "p")}}
+
+
+def _everything_words(summary: Summary, chosen: Choice) -> list[str]:
+    """Say what the chosen fusion gains over the models that are fitted on everything."""
+    everything = _of_everything(summary)
+    if everything is None:
+        return []
+    gain = summary.compare(chosen.results, everything.results)
+    names = " or ".join(f"`{name}`" for name in dict.fromkeys(everything.by_fold))
+    return [
+        f"Against {names}, chosen likewise: {_points(summary.bench.metric, gain)},"
+        f" {_chance(gain.p)}."
+    ]
 
 
 def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> list[dict[str, Any]]:

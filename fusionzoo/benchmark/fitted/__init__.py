@@ -1,0 +1,1 @@
+"""Models that scikit-learn or TabICL fit once on frozen features: the rows to beat."""
