@@ -60,13 +60,14 @@ class EnsembleEncoder(Encoder):
         )
 
     def processor(self, train: bool) -> Processor:
-        return self._first.processor(train)
+        return self.reader.processor(train)
 
     def save_assets(self, folder: Path) -> None:
-        self._first.save_assets(folder)
+        self.reader.save_assets(folder)
 
     @property
-    def _first(self) -> Encoder:
+    def reader(self) -> Encoder:
+        """The first member: all prepare values alike."""
         first = self.members[0]
         assert isinstance(first, Encoder)
         return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ class Ensemble(Fusion):
         parts, end = [], 0
         for first, last in self.one_of:
             log_shares = stacked[..., first:last].log_softmax(-1)
-            joined = log_shares.logsumexp(0) - torch.tensor(float(len(stacked))).log()
+            joined = log_shares.logsumexp(0) - math.log(len(stacked))
             parts += [mean[..., end:first], joined.to(mean.dtype)]
             end = last
         return torch.cat([*parts, mean[..., end:]], dim=-1)

@@ -21,6 +21,7 @@ from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.ensemble import EnsembleEncoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.fusion.late.ensemble import Ensemble
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, JoinedHeads, UnimodalHeads, create_model
 from fusionzoo.standardise import Standardise
@@ -138,23 +139,25 @@ def join(models: Sequence[FusionModel]) -> FusionModel:
         if scales:
             standardisers[name] = _side_by_side(scales)
     members = [model.spec["fusion"] for model in models]
-    fusion = {
+    settings = {
         "name": "ensemble",
-        "dim": sum(settings["dim"] for settings in members),
+        "dim": sum(member["dim"] for member in members),
         "members": members,
         "apart": apart,
         "one_of": _classes(first),
     }
     outputs = first.spec["num_outputs"]
-    joined = create_model(fusion, encoders, outputs, classes=first.classes, targets=first.targets)
-    for member, model in zip(joined.fusion.members, models, strict=True):  # type: ignore[arg-type]
+    joined = create_model(settings, encoders, outputs, classes=first.classes, targets=first.targets)
+    fusion = joined.fusion
+    assert isinstance(fusion, Ensemble)
+    for member, model in zip(fusion.fusions(), models, strict=True):
         member.load_state_dict(model.fusion.state_dict())
     heads = [model.heads for model in models if model.heads is not None]
     prior = first.spec.get("prior")
     return joined.complete(
         prior=None if prior is None else torch.tensor(prior),
         standardise=standardisers,
-        heads=JoinedHeads(heads, joined.fusion) if heads else None,
+        heads=JoinedHeads(heads, fusion) if heads else None,
         first_weights=first.spec["first_weights"],
     ).eval()
 
