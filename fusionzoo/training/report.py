@@ -178,6 +178,7 @@ def results_of(
         samples={name: len(split) for name, split in splits.items()},
         best_epoch=state.best["epoch"],
         titles=titles,
+        seeds=len(state.best.get("seeds", [0])),
         rows=[
             row(modalities, len(splits["test"]), test),
             *(
@@ -274,7 +275,8 @@ def show_results(
     first, *others = steps
     tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":
-        tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+        logs = folder / ("seeds" if "seeds" in results else "tensorboard")
+        tracker.say(f"        tensorboard --logdir {logs}")
 
 
 def chosen_weights(results: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from fusionzoo.files import write_json
 
 from .checkpoint import check_data
 from .multitask import Tasks
+from .run_folder import store_config
 from .tracker import Tracker
 
 FACTORS = (1.0, 1 / 3, 3.0)  # of all learning rates, in the first trials
@@ -77,6 +78,8 @@ class Repeats(ABC, Generic[F]):
         if problem:
             raise FusionZooError(problem)
         self._write()
+        if world.main:
+            store_config(cfg, folder)  # a run that goes on may have another number
 
     @property
     def _file(self) -> Path:

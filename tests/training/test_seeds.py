@@ -103,6 +103,9 @@ def test_results_name_what_each_seed_reached(joined: Run) -> None:
     lines = [row[0] for row in joined.results()[1]]
     assert {"fusion: ensemble", "seed 0 alone", "seed 1 alone", "a alone"} <= {*lines}
     assert not list(joined.folder.glob("seeds/*/checkpoints"))
+    card = (joined.folder / "model" / "README.md").read_text()
+    assert "the fusion `ensemble of 2 gmu`" in card
+    assert "with 2 seeds joined, each of its best epoch by validation" in card
 
 
 @pytest.mark.parametrize("text", ["trained", "frozen"])
@@ -150,6 +153,10 @@ def test_seeds_that_are_stopped_go_on_to_the_same_bits(
     result = run(tmp_path / "a", calibrate="none", resume="auto")
     for name, x in joined.model.state_dict().items():
         assert torch.equal(x, result.model.state_dict()[name]), name
+    more = run(tmp_path / "a", seeds=3, calibrate="none", resume=True)
+    assert [x["seed"] for x in more.metrics["seeds"]] == [0, 1, 2]
+    assert more.metrics["seeds"][:2] == joined.metrics["seeds"]
+    assert "seeds: 3" in (tmp_path / "a" / "config.yaml").read_text()
 
 
 def test_seeds_for_which_there_is_no_time_are_left_out(tmp_path: Path) -> None:
