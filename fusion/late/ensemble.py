@@ -74,20 +74,20 @@ class Ensemble(Fusion):
         return [member for member in self.members if isinstance(member, Fusion)]
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
-        self._check(features)
+        absent = dict(zip(self.dims, (~self.present(features)).unbind(1), strict=True))
         outputs: list[FusionOutput] = [
             member(self.features_of(number, features)) for number, member in enumerate(self.members)
         ]
         parts = [F.normalize(output.embedding, dim=-1) for output in outputs]
         embedding = torch.cat(parts, dim=-1) / len(parts) ** 0.5
         names = [name for name in self.dims if all(name in x.unimodal for x in outputs)]
-        unimodal = {name: self.average([x.unimodal[name] for x in outputs]) for name in names}
+        alone = {name: self.average([x.unimodal[name] for x in outputs]) for name in names}
         weights = [output.weights for output in outputs if output.weights is not None]
         shares = [member.shares(x) for member, x in zip(self.fusions(), outputs, strict=True)]
         return FusionOutput(
             embedding,
             self.average([output.logits for output in outputs]),
-            unimodal,
+            {name: x.masked_fill(absent[name][:, None], 0) for name, x in alone.items()},
             torch.stack(weights).mean(0) if len(weights) == len(outputs) else None,
             {f"{SHARE}{name}": _mean([x[name] for x in shares]) for name in _common(shares)},
         )

@@ -31,7 +31,7 @@ from . import report
 from .balance import BALANCE, listed_strategies
 from .balance.matryoshka import prefix_sizes
 from .checkpoint import State
-from .fit import evaluate
+from .fit import collect_answers, metrics_of
 from .loaders import build_loader
 from .multitask import Tasks
 from .objective import Objective
@@ -69,8 +69,9 @@ class Seeds(Repeats[Finished]):
             name: build_loader(splits[name], model.collate(), trainer.cfg, self.world, name)
             for name in ("val", "test")
         }
+        val_answers = collect_answers(trainer, loaders["val"])
         best = {
-            **evaluate(trainer, loaders["val"]),
+            **metrics_of(tasks, val_answers),
             "epoch": max(x.best_epoch for x in self.finished),
             "train_loss": fmean(x["train"]["loss"] for x in alone),
             "seeds": [
@@ -79,8 +80,8 @@ class Seeds(Repeats[Finished]):
             ],
         }
         state = State(data=self.data, best=best)
-        val_answers = report.answers_to_calibrate(trainer, loaders["val"])
-        test, calibration, figures = report.test_model(trainer, loaders["test"], val_answers)
+        to_calibrate = None if self.cfg.train.calibrate == "none" else val_answers
+        test, calibration, figures = report.test_model(trainer, loaders["test"], to_calibrate)
         report.save_model(self.folder, trainer, splits, calibration, state, test)
         tracker.lap("join seeds")
         return report.write_results(self.folder, trainer, state, test, figures, tracker)
@@ -93,7 +94,7 @@ def check_seeds(cfg: RunConfig) -> None:
     if cfg.train.trials > 1:
         raise FusionZooError(
             "--train.trials keeps the best of several trainings, and --train.seeds joins several:"
-            " leave one out; the rates that trials chose are in <run>/config.yaml of the best"
+            " leave one out (config.yaml of the best trial has its learning rates)"
         )
     if cfg.train.refit:
         raise FusionZooError(
