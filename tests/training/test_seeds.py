@@ -14,8 +14,8 @@ from torch import Tensor
 import fusionzoo
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel
-from fusionzoo.training import checkpoint
 from fusionzoo.training.report import Run
+from helpers.trainings import kill_in
 
 ROWS = [
     {
@@ -134,20 +134,8 @@ def test_numbers_are_the_mean_and_frozen_encoders_are_shared(text: str, tmp_path
     torch.testing.assert_close(whole[:, 1:].softmax(-1), (shares[0] + shares[1]) / 2)
 
 
-def test_seeds_that_are_stopped_go_on_to_the_same_bits(
-    joined: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = checkpoint.save
-
-    def killed(path: Path, *rest: Any, **more: Any) -> None:
-        save(path, *rest, **more)
-        if path.parts[-3:] == ("2", "checkpoints", "best.pt"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "a", calibrate="none")
-    monkeypatch.undo()
+def test_seeds_that_are_stopped_go_on_to_the_same_bits(joined: Run, tmp_path: Path) -> None:
+    kill_in(2, lambda: run(tmp_path / "a", calibrate="none"))
     with pytest.raises(FusionZooError, match="was trained on data with other"):
         run(tmp_path / "a", {**DATA, "samples": 210}, resume=True)
     result = run(tmp_path / "a", calibrate="none", resume="auto")
