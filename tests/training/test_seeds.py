@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +181,17 @@ def test_what_training_makes_stands_in_no_list() -> None:
         fusionzoo.create_model("ensemble", {"a": {"name": "vector/mlp", "in_dim": 4}}, 2)
     with pytest.raises(FusionZooError, match=r"is made by training: --train\.seeds 3"):
         fusionzoo.create_model("gmu", {"a": {"name": "ensemble", "kind": "vector"}}, 2)
+
+
+@pytest.mark.slow
+def test_two_processes_join_what_they_trained(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "train.py", "--data.name", "interactions", "--log", "none"]
+    command += ["--data.samples", "200", "--fusion.dim", "8", "--train.epochs", "1"]
+    command += ["--train.seeds", "2", "--dist.nproc", "2", "--out", str(tmp_path / "a")]
+    subprocess.run([*command, "--device", "cpu"], cwd=Path(__file__).parents[2], check=True)
+    shares = [logits(x, samples()).softmax(-1) for x in members(tmp_path / "a")]
+    answer = logits(fusionzoo.load(tmp_path / "a"), samples()).softmax(-1)
+    torch.testing.assert_close(answer, (shares[0] + shares[1]) / 2)
+    metrics = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    found = fusionzoo.evaluate(tmp_path / "a", DATA)
+    assert found["accuracy"] == pytest.approx(metrics["test"]["accuracy"])
