@@ -74,6 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     from fusionzoo.training import presets
+    from fusionzoo.training.seeds import check_seeds
     from fusionzoo.training.tracker import Tracker
 
     load_plugins(cfg.plugins)
@@ -82,20 +83,22 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     cfg, dataset = open_data(cfg, data, tracker)
     cfg, choices = presets.resolve(cfg, dataset, world)
     tracker.say(*choices)
-    if cfg.train.trials > 1:
-        return train_trials(cfg, world, dataset, tracker, choices)
+    check_seeds(cfg)
+    if cfg.train.trials > 1 or cfg.train.seeds > 1:
+        return train_several(cfg, world, dataset, tracker, choices)
     return train_once(cfg, world, dataset, tracker, choices)
 
 
-def train_trials(
+def train_several(
     cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker, choices: Sequence[str]
 ) -> Run:
-    """Train several times, with other learning rates and seeds; keep the best by validation."""
+    """Train several times; keep the best by validation, or join the models of all seeds."""
     from fusionzoo.inputs.identity import data_identity
     from fusionzoo.training import presets, report
     from fusionzoo.training.multitask import build_tasks
     from fusionzoo.training.report import Run
     from fusionzoo.training.run_folder import claim_folder
+    from fusionzoo.training.seeds import Seeds
     from fusionzoo.training.tracker import Tracker
     from fusionzoo.training.trials import Trials
 
@@ -104,20 +107,20 @@ def train_trials(
         tracker.folder = folder
         tracker.say(*presets.recipe(folder, choices))
         identity = data_identity(dataset) if world.main else {}  # which alone reads it
-        trials = Trials(folder, cfg, identity, world, resume=resume)
-        while trials.number <= cfg.train.trials:
-            if obstacle := trials.obstacle(tracker.seconds_left(cfg.train.time_limit)):
+        kind = Seeds if cfg.train.seeds > 1 else Trials
+        repeats = kind(folder, cfg, identity, world, resume=resume)
+        while repeats.number <= repeats.count:
+            if obstacle := repeats.obstacle(tracker.seconds_left(cfg.train.time_limit)):
                 tracker.say(obstacle)
                 break
-            tracker.say(f"trial {trials.number} of {cfg.train.trials}")
+            tracker.say(repeats.title)
             begun = tracker.elapsed
-            own = Tracker(world, tracker, quiet=trials.number > 1)
-            run = train_once(trials.settings(), world, dataset, own)
+            own = Tracker(world, tracker, quiet=repeats.number > 1)
+            run = train_once(repeats.settings(), world, dataset, own)
             if run.exit_code:
                 return Run(folder, run.exit_code, run.stopped_model)
-            trials.add(tasks, tracker.elapsed - begun)
-        results = trials.keep_best()
-        tracker.table("Trials, by validation", *trials.rows(tasks.leading))
+            repeats.add(tasks, tracker.elapsed - begun)
+        results = repeats.finish(dataset, tasks, tracker)
         report.show_results(folder, cfg, tasks, results, tracker)
     return Run(folder)
 

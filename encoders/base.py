@@ -303,6 +303,11 @@ class Encoder(nn.Module):
     def processor(self, train: bool) -> Processor:
         """Return the processor that prepares this encoder's inputs."""
 
+    @property
+    def reader(self) -> Encoder:
+        """The encoder that says how values are prepared: one of its parts, if it is composed."""
+        return self
+
     def loader_processor(self, train: bool) -> Processor:
         """Return the processor, for training with the run's augmentation."""
         processor = self.processor(train)

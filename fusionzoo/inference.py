@@ -160,9 +160,9 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
 def known_categories(model: FusionModel) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the categories on which a model was trained, by modality and column."""
     return {
-        name: {column.name: column.values for column in encoder.categories}
-        for name, encoder in model.encoders.items()
-        if isinstance(encoder, TabularEncoder)
+        name: {column.name: column.values for column in encoder.reader.categories}
+        for name, encoder in model.named_encoders()
+        if isinstance(encoder.reader, TabularEncoder)
     }
 
 

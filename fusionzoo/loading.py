@@ -19,7 +19,7 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.hub import download, is_repository
-from fusionzoo.model import FusionModel, Raw, UnimodalHeads, create_model
+from fusionzoo.model import FusionModel, Raw, build_heads, create_model
 from fusionzoo.model_card import edited_readme
 from fusionzoo.model_folder import (
     FolderConfig,
@@ -236,7 +236,8 @@ def _with_parts(config: FolderConfig, model: FusionModel) -> FusionModel:
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     heads = None
     if config.unimodal_dim is not None:
-        heads = UnimodalHeads(dims, config.unimodal_dim, torch.ones(config.num_outputs))
+        prior = torch.ones(config.num_outputs)
+        heads = build_heads(model.fusion, dims, config.unimodal_dim, prior)
     return model.complete(
         prior=None if config.prior is None else torch.tensor(config.prior),
         standardise={name: Standardise(dims[name]) for name in config.standardise},

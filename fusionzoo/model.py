@@ -21,6 +21,7 @@ from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
 from fusionzoo.files import replacing, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
+from fusionzoo.fusion.late.ensemble import Ensemble
 from fusionzoo.hub import push
 from fusionzoo.model_card import card_text, write_card
 from fusionzoo.model_folder import FORMAT, files_of_model, public_spec, sources, write_digests
@@ -108,7 +109,7 @@ class UnimodalHeads(nn.Module):
     def __init__(self, dims: Mapping[str, int], dim: int, prior: Tensor) -> None:
         super().__init__()
         self.dim = dim
-        self.register_buffer("prior", prior)
+        self.register_buffer("prior", prior.clone())  # heads of several models share none
         self.heads = nn.ModuleDict(
             {name: two_layer_classifier(width, dim, len(prior)) for name, width in dims.items()}
         )
@@ -121,6 +122,31 @@ class UnimodalHeads(nn.Module):
         pooled = torch.where(present, features.pooled.detach(), 0)
         logits = self.heads[name](pooled)
         return torch.where(present, logits, self.prior.log().to(logits.dtype))
+
+
+class JoinedHeads(UnimodalHeads):
+    """The heads of an ensemble's members, whose answers are averaged as those of its fusion."""
+
+    def __init__(self, members: Sequence[UnimodalHeads], fusion: Ensemble) -> None:
+        super().__init__({}, members[0].dim, members[0].prior)
+        self.members = nn.ModuleList(members)
+        # Methods, as a module would be stored twice.
+        self._features_of, self._average = fusion.features_of, fusion.average
+
+    def forward(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
+        answers: list[dict[str, Tensor]] = [
+            member(self._features_of(number, features))
+            for number, member in enumerate(self.members)
+        ]
+        return {name: self._average([x[name] for x in answers]) for name in answers[0]}
+
+
+def build_heads(fusion: Fusion, dims: Mapping[str, int], dim: int, prior: Tensor) -> UnimodalHeads:
+    """Return new heads for the modalities of a model with this fusion."""
+    if not isinstance(fusion, Ensemble):
+        return UnimodalHeads(dims, dim, prior)
+    members = [UnimodalHeads(member.dims, dim, prior) for member in fusion.fusions()]
+    return JoinedHeads(members, fusion)
 
 
 def fall_back(logits: Tensor, unimodal: Mapping[str, Tensor], present: Tensor) -> Tensor:

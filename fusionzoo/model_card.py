@@ -68,8 +68,8 @@ def card_text(
     parts = [
         f"---\n{_metadata(config, trained_on, name)}\n---\n",
         f"# {name or f'{fusion} of {_enumerate(modalities)}'}\n",
-        f"A multimodal model of fusionzoo: the fusion `{fusion}` over the features of"
-        f" {_enumerate(modalities)}, {num_parameters:,} parameters. {_task(config)}\n",
+        f"A multimodal model of fusionzoo: the fusion `{_component(config['fusion'])}` over the"
+        f" features of {_enumerate(modalities)}, {num_parameters:,} parameters. {_task(config)}\n",
         _encoders(config),
         "## A missing modality\n",
         _missing(config),
@@ -135,9 +135,9 @@ def _encoders(config: Mapping[str, Any]) -> str:
         origin = config.get("first_weights", {}).get(modality, {})
         source = origin.get("source", "unknown")
         licence = origin.get("licence", "unknown")
-        name = config["encoders"][modality]["name"]
+        name = _component(config["encoders"][modality])
         rows.append(
-            (modality, kind, _short(name), _short(source) or "trained from scratch", licence or "-")
+            (modality, kind, name, _short(source) or "trained from scratch", licence or "-")
         )
     header = ("modality", "kind", "encoder", "first weights", "licence of these weights")
     note = (
@@ -145,6 +145,18 @@ def _encoders(config: Mapping[str, Any]) -> str:
         " Check the licences of the weights that it started from before you choose one.\n"
     )
     return f"{_table(header, rows)}\n{note}"
+
+
+def _component(settings: Mapping[str, Any]) -> str:
+    """Return a fusion's or encoder's name, of an ensemble with its members.
+
+    >>> _component({"name": "ensemble", "members": [{"name": "gmu"}, {"name": "gmu"}]})
+    'ensemble of 2 gmu'
+    """
+    members = settings.get("members") if settings["name"] == "ensemble" else None
+    if not members:
+        return _short(settings["name"])
+    return f"ensemble of {len(members)} {_short(members[0]['name'])}"
 
 
 def _missing(config: Mapping[str, Any]) -> str:
@@ -196,9 +208,10 @@ def _results(results: RunResults | None, modalities: Sequence[str]) -> str:
         for row in results.rows
     ]
     header = ("given", "samples", *(results.titles[name] for name in metrics))
-    best = (
-        f"Test split, once, with the weights of epoch {results.best_epoch}, chosen by validation."
-    )
+    weights = f"with the weights of epoch {results.best_epoch}, chosen by validation"
+    if results.seeds > 1:
+        weights = f"with {results.seeds} seeds joined, each of its best epoch by validation"
+    best = f"Test split, once, {weights}."
     has_interval = any(len(x) > 1 for row in results.rows for x in row.metrics.values())
     what = " In brackets the 95 % interval over samples (Wilson)." if has_interval else ""
     return f"{best}{what}\n\n{_table(header, rows)}"

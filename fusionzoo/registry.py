@@ -37,6 +37,7 @@ class Entry(Generic[T]):
     summary: str
     family: str = ""
     paper: str | None = None
+    hidden: bool = False  # made by training: built by name, but in no list
 
     @property
     def pattern(self) -> str:
@@ -193,8 +194,8 @@ class Registry(Generic[T, E]):
         entry = self._find(name)
         if entry is None:
             raise FusionZooError(
-                f"unknown {self.noun} {name!r}.{did_you_mean(name, self._entries)}"
-                f" `{self.listed_by}` lists all {len(self._entries)}."
+                f"unknown {self.noun} {name!r}.{did_you_mean(name, self)}"
+                f" `{self.listed_by}` lists all {len(self)}."
             )
         return entry
 
@@ -204,12 +205,10 @@ class Registry(Generic[T, E]):
     def __iter__(self) -> Iterator[str]:
         self._fill()
         load_installed()
-        return iter(self._entries)
+        return (name for name, entry in self._entries.items() if not entry.hidden)
 
     def __len__(self) -> int:
-        self._fill()
-        load_installed()
-        return len(self._entries)
+        return sum(1 for _ in self)
 
     def _fill(self) -> None:
         """Import the packages that register entries, once."""
@@ -265,7 +264,7 @@ class Registry(Generic[T, E]):
                     f" {', '.join(self._fact_names())}."
                 )
         family = facts.get("family", "")
-        if family not in self.families:
+        if family not in self.families and not facts.get("hidden"):
             problem = f"unknown family {family!r}" if family else "family= is missing"
             raise FusionZooError(
                 f"{self.noun} {name!r}: {problem}.{did_you_mean(family, self.families)}"

@@ -46,9 +46,10 @@ class RunResults:
 
     fingerprint: str  # of the data's ids, splits, labels and values
     samples: dict[str, int]  # split -> number
-    best_epoch: int
+    best_epoch: int  # the latest, of several seeds
     titles: dict[str, str]  # metric -> what tables call it
     rows: list[Row]  # of the test split; first the one given all modalities
+    seeds: int = 1  # models that were joined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ def test_names_are_listed_by_pattern_or_family() -> None:
 
 
 def test_an_entry_holds_the_facts_of_its_kind_alone() -> None:
-    shared = {"name", "cls", "summary", "family", "paper"}
+    shared = {"name", "cls", "summary", "family", "paper", "hidden"}
     assert set(Entry.__dataclass_fields__) == shared
     assert set(FusionEntry.__dataclass_fields__) - shared == {"reads", "synergy", "at_least"}
     assert set(EncoderEntry.__dataclass_fields__) - shared == {"takes_model"}

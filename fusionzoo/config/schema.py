@@ -102,6 +102,11 @@ class TrainConfig:
         "train so many times and keep the best by validation: first with learning rates x 1, 1/3"
         " and 3, then with further seeds; the time limit is that of all",
     )
+    seeds: Count = option(
+        1,
+        "train so many times from other seeds, and join them into one model that averages their"
+        " answers; the time limit is that of all",
+    )
     refit: bool = option(
         False,
         "train anew on train and validation together, for the epochs that were best, and save that"

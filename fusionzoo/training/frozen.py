@@ -149,7 +149,7 @@ def _share(trainer: Trainer, samples: PairedDataset, *, by_length: bool) -> list
     world, size = trainer.world, trainer.cfg.train.batch_size
     rows = samples.present[:, 0].nonzero()[:, 0]
     if len(rows) > MAX_SAMPLES:
-        draws = torch.Generator().manual_seed(seed_of("standardise", trainer.cfg.seed))
+        draws = torch.Generator().manual_seed(seed_of("standardise"))
         rows = rows[torch.randperm(len(rows), generator=draws)[:MAX_SAMPLES].sort().values]
     if by_length:
         order = torch.tensor(samples.by_length())

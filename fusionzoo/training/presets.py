@@ -253,7 +253,8 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
         for key in ("time_limit", "soup"):
             settings["train"].pop(key, None)
-    if optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them
+    joins = (given.get("train") or {}).get("seeds", 1) > 1  # several trainings are joined
+    if joins or optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them
         settings["train"].pop("trials", None)
     trained = {x for key in KEYED for x in optim.get(key) or {}}
     trained |= {x for x, encoder in encoders.items() if "lora" in encoder}

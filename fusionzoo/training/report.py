@@ -139,7 +139,7 @@ def save_model(
     model.complete(
         align=projections[-1] if projections else None,
         matryoshka=sorted(prefixes),
-        heads=module.heads if len(module.heads.heads) else None,
+        heads=module.heads if any(True for _ in module.heads.parameters()) else None,
         calibration=calibration,
     )
     weights = full_state_dict(model) if sharded(module) else None
@@ -178,6 +178,7 @@ def results_of(
         samples={name: len(split) for name, split in splits.items()},
         best_epoch=state.best["epoch"],
         titles=titles,
+        seeds=len(state.best.get("seeds", [0])),
         rows=[
             row(modalities, len(splits["test"]), test),
             *(
@@ -233,7 +234,7 @@ def write_results(
         "where_present": test.get("where_present", {}),
         **({"calibration": dict(calibrated)} if calibrated else {}),
         "best_epoch": state.best["epoch"],
-        **{key: x for key, x in state.best.items() if key in ("soup", "refit")},
+        **{key: x for key, x in state.best.items() if key in ("soup", "refit", "seeds")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
@@ -255,7 +256,7 @@ def show_results(
     refit = results.get("refit")
     again = f", trained anew on {refit['samples']:,} samples of train and val" if refit else ""
     tracker.table(
-        f"Test split, best epoch {results['best_epoch']} by validation{again}",
+        f"Test split, {chosen_weights(results)}{again}",
         results["table"]["header"],
         results["table"]["rows"],
     )
@@ -274,7 +275,15 @@ def show_results(
     first, *others = steps
     tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":
-        tracker.say(f"        tensorboard --logdir {folder / 'tensorboard'}")
+        logs = folder / ("seeds" if "seeds" in results else "tensorboard")
+        tracker.say(f"        tensorboard --logdir {logs}")
+
+
+def chosen_weights(results: Mapping[str, Any]) -> str:
+    """Say which weights the results of a run are of."""
+    if "seeds" in results:
+        return f"{len(results['seeds'])} seeds joined, each of its best epoch by validation"
+    return f"best epoch {results['best_epoch']} by validation"
 
 
 def next_steps(folder: Path, cfg: RunConfig, *, has_target: bool) -> list[str]:
@@ -324,6 +333,7 @@ def result_rows(
                 lines[f"{name} alone{among}"] = present["unimodal"]
         lines[f"fusion given {name} only{among}"] = metrics
     lines |= {f"fusion: {fusion}": test}
+    lines |= {f"seed {x['seed']} alone": x["test"] for x in results.get("seeds", ())}
     rows = [
         (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
     ]

@@ -26,10 +26,11 @@ COMMENT = len(MARK) + 64
 BLOCK = 1 << 22  # bytes hashed at once
 LOCK = "lock"  # a file in the run folder, locked while a run writes there
 PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folder to appear
+REPEATED = ("trials", "seeds")  # settings of `train`, and folders of a run's several trainings
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
     *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-    *("speed.json", "trials", "trials.json", "check"),
+    *("speed.json", "trials", "trials.json", "seeds", "seeds.json", "check"),
 )
 
 
@@ -187,7 +188,8 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
         for name in WRITTEN:
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    begun = folder / ("trials.json" if cfg.train.trials > 1 else "checkpoints/last.pt")
+    several = [x for x in REPEATED if getattr(cfg.train, x) > 1]
+    begun = folder / (f"{several[0]}.json" if several else "checkpoints/last.pt")
     resume = begun.is_file() if auto else bool(cfg.resume)
     if not resume:
         store_config(cfg, folder)
@@ -199,7 +201,7 @@ def _has_step(folder: Path) -> bool:
     last = folder / "checkpoints" / "last.pt"
     if (folder / "metrics.json").exists() or (folder / "model").exists():
         return True
-    if any(_has_step(trial) for trial in folder.glob("trials/*")):
+    if any(_has_step(training) for name in REPEATED for training in folder.glob(f"{name}/*")):
         return True
     if not last.parent.is_dir() or not any(last.parent.iterdir()):
         return False

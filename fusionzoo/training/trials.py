@@ -1,37 +1,40 @@
-"""Trials: one model trained several times, of which the best by validation stays; `train.trials`.
+"""One model trained several times: `train.trials` keeps the best by validation.
 
-The first three differ in their learning rates, the others in their seed, with the rates that were
-best. Each is an ordinary run, in `trials/<number>` of the run folder.
+The first three trials differ in their learning rates, the others in their seed, with the rates that
+were best. Each is an ordinary run, in `trials/<number>` of the run folder; `train.seeds`, whose
+trainings are joined (`seeds.py`), repeats a run in the same way.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fusionzoo.config import RunConfig
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, from_main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 
 from .checkpoint import check_data
 from .multitask import Tasks
+from .run_folder import store_config
+from .tracker import Tracker
 
 FACTORS = (1.0, 1 / 3, 3.0)  # of all learning rates, in the first trials
-FILE = "trials.json"
 KEPT = ("model", "metrics.json", "metrics.jsonl", "groups.json", "tensorboard")  # of the best
 DROPPED = ("model", "checkpoints")  # of the others
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Finished:
     """A finished training; `rank` is higher for a better one."""
 
-    factor: float  # of all learning rates
     seed: int
     rank: tuple[float, float]  # of its best epoch, by `Tasks.rank`
     figure: float  # of the leading metric on the validation split
@@ -39,15 +42,32 @@ class Trial:
     seconds: float
 
 
-class Trials:
-    """The trials of a run folder: which are finished, which is next, which is best."""
+@dataclass(frozen=True, kw_only=True)
+class Trial(Finished):
+    """A finished trial."""
+
+    factor: float  # of all learning rates
+
+
+F = TypeVar("F", bound=Finished)
+
+
+class Repeats(ABC, Generic[F]):
+    """The trainings of a run folder: which are finished, and which is next.
+
+    Each is a run of its own in `<setting>/<number>`; `<setting>.json` lists the finished ones.
+    """
+
+    setting: ClassVar[str]  # of `train`, the number of trainings
+    entry: type[F]
 
     def __init__(
         self, folder: Path, cfg: RunConfig, data: dict[str, str], world: World, *, resume: bool
     ) -> None:
         self.folder, self.cfg, self.data, self.world = folder, cfg, data, world
         self.resume = resume
-        finished: list[Trial] = []
+        self.count: int = getattr(cfg.train, self.setting)
+        finished: list[F] = []
         problem = ""
         if resume and world.main:
             try:
@@ -58,31 +78,106 @@ class Trials:
         if problem:
             raise FusionZooError(problem)
         self._write()
+        if world.main:
+            store_config(cfg, folder)  # a run that goes on may have another number
 
-    def _read(self) -> list[Trial]:
-        path = self.folder / FILE
-        if not path.is_file():
+    @property
+    def _file(self) -> Path:
+        return self.folder / f"{self.setting}.json"
+
+    def _read(self) -> list[F]:
+        if not self._file.is_file():
             raise FusionZooError(
-                f"{self.folder} holds no trials to go on with: --train.trials 1 resumes a single"
-                " training, another --out starts trials"
+                f"{self.folder} holds no {self.setting} to go on with: --train.{self.setting} 1"
+                f" resumes a single training, another --out starts {self.setting}"
             )
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        check_data(path, stored, self.data, self.cfg.resume_anyway)
-        return [Trial(**{**x, "rank": tuple(x["rank"])}) for x in stored["finished"]]
+        stored = json.loads(self._file.read_text(encoding="utf-8"))
+        check_data(self._file, stored, self.data, self.cfg.resume_anyway)
+        return [self.entry(**{**x, "rank": tuple(x["rank"])}) for x in stored["finished"]]
 
     def _write(self) -> None:
         if self.world.main:
             contents = {"data": self.data, "finished": [asdict(x) for x in self.finished]}
-            write_json(self.folder / FILE, contents)
+            write_json(self._file, contents)
 
-    def _of(self, number: int) -> Path:
-        """Return the run folder of a trial."""
-        return self.folder / "trials" / str(number)
+    def folder_of(self, number: int) -> Path:
+        """Return the run folder of a training, counted from 1."""
+        return self.folder / self.setting / str(number)
+
+    def results_of(self, number: int) -> dict[str, Any]:
+        """Return the metrics.json of a finished training, counted from 1."""
+        path = self.folder_of(number) / "metrics.json"
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return results
 
     @property
     def number(self) -> int:
-        """The next trial, counted from 1."""
+        """The next training, counted from 1."""
         return len(self.finished) + 1
+
+    @property
+    def title(self) -> str:
+        """What to say when the next training begins."""
+        return f"{self.setting.removesuffix('s')} {self.number} of {self.count}"
+
+    def obstacle(self, seconds_left: float) -> str:
+        """Say why no further training begins; empty: one does, as the first one always does."""
+        longest = max((x.seconds for x in self.finished), default=0.0)
+        if not self.finished or longest <= from_main(seconds_left, self.world):
+            return ""
+        return (
+            f"time for {len(self.finished)} of {self.count} {self.setting}: --resume --out"
+            f" {self.folder} goes on with the others"
+        )
+
+    @abstractmethod
+    def chosen(self) -> dict[str, Any]:
+        """Return what is the next training's own, its seed among it, as the list stores it."""
+
+    @abstractmethod
+    def finish(self, dataset: PairedDataset, tasks: Tasks, tracker: Tracker) -> dict[str, Any]:
+        """Make the run folder's model and results of the finished trainings; return the results."""
+
+    def settings(self) -> RunConfig:
+        """Return the settings of the next training, a run of its own."""
+        train: dict[str, Any] = {self.setting: 1}
+        return replace(
+            self.cfg,
+            seed=self.chosen()["seed"],
+            train=replace(self.cfg.train, **train),
+            out=str(self.folder_of(self.number)),
+            resume="auto" if self.resume else False,
+            resume_anyway=self.cfg.resume_anyway and self.resume,
+            overwrite=False,
+        )
+
+    def add(self, tasks: Tasks, seconds: float) -> None:
+        """Take the results of the training that just ended; drop files that are not needed."""
+        finished = None
+        if self.world.main:
+            results = self.results_of(self.number)
+            finished = self.entry(
+                **self.chosen(),
+                rank=tasks.rank(results["val"]),
+                figure=results["val"].get(tasks.leading, results["val"]["loss"]),
+                best_epoch=results["best_epoch"],
+                seconds=seconds,
+            )
+        self.finished.append(from_main(finished, self.world))
+        self._write()
+        if self.world.main:
+            self.drop()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Remove files of finished trainings that are not needed."""
+
+
+class Trials(Repeats[Trial]):
+    """The trials of a run folder, of which the best stays."""
+
+    setting = "trials"
+    entry = Trial
 
     @property
     def best(self) -> int:
@@ -90,66 +185,35 @@ class Trials:
         ranks = [x.rank for x in self.finished]
         return ranks.index(max(ranks))
 
-    def obstacle(self, seconds_left: float) -> str:
-        """Say why no further trial begins; empty: one does, as the first one always does."""
-        longest = max((x.seconds for x in self.finished), default=0.0)
-        if not self.finished or longest <= from_main(seconds_left, self.world):
-            return ""
-        return (
-            f"time for {len(self.finished)} of {self.cfg.train.trials} trials: --resume --out"
-            f" {self.folder} goes on with the others"
-        )
+    def chosen(self) -> dict[str, Any]:
+        factor, seed = next_values(self.cfg.seed, self.finished)
+        return {"factor": factor, "seed": seed}
 
     def settings(self) -> RunConfig:
-        """Return the settings of the next trial, a run of its own."""
-        factor, seed = next_values(self.cfg.seed, self.finished)
-        optim = self.cfg.optim
+        """Return the settings of the next trial, its learning rates scaled."""
+        factor, optim = self.chosen()["factor"], self.cfg.optim
         scaled: dict[str, Any] = {
             "lr": factor * optim.lr,
             "fusion_lr": optim.fusion_lr and factor * optim.fusion_lr,
             "modality_lr": {name: factor * x for name, x in optim.modality_lr.items()},
         }
-        return replace(
-            self.cfg,
-            seed=seed,
-            optim=replace(optim, **scaled),
-            train=replace(self.cfg.train, trials=1),
-            out=str(self._of(self.number)),
-            resume="auto" if self.resume else False,
-            resume_anyway=self.cfg.resume_anyway and self.resume,
-            overwrite=False,
-        )
+        return replace(super().settings(), optim=replace(optim, **scaled))
 
-    def add(self, tasks: Tasks, seconds: float) -> None:
-        """Take the results of the trial that just ended; of all but the best, the weights go."""
-        factor, seed = next_values(self.cfg.seed, self.finished)
-        trial = None
-        if self.world.main:
-            path = self._of(self.number) / "metrics.json"
-            results = json.loads(path.read_text(encoding="utf-8"))
-            trial = Trial(
-                factor=factor,
-                seed=seed,
-                rank=tasks.rank(results["val"]),
-                figure=results["val"].get(tasks.leading, results["val"]["loss"]),
-                best_epoch=results["best_epoch"],
-                seconds=seconds,
-            )
-        self.finished.append(from_main(trial, self.world))
-        self._write()
-        if self.world.main:
-            for number in range(1, self.number):
-                for name in DROPPED if number != self.best + 1 else ():
-                    shutil.rmtree(self._of(number) / name, ignore_errors=True)
+    def drop(self) -> None:
+        """Remove the weights of all but the best."""
+        for number in range(1, self.number):
+            for name in DROPPED if number != self.best + 1 else ():
+                shutil.rmtree(self.folder_of(number) / name, ignore_errors=True)
 
-    def keep_best(self) -> dict[str, Any]:
+    def finish(self, dataset: PairedDataset, tasks: Tasks, tracker: Tracker) -> dict[str, Any]:
         """Copy the best trial's model and results into the run folder; return the results."""
-        source = self._of(self.best + 1)
+        source = self.folder_of(self.best + 1)
         results: dict[str, Any] = {}
         if self.world.main:
             for name in KEPT:
                 _replace(source / name, self.folder / name)
-            results = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+            results = self.results_of(self.best + 1)
+        tracker.table("Trials, by validation", *self.rows(tasks.leading))
         return from_main(results, self.world)
 
     def rows(self, leading: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -30,6 +30,7 @@ from fusionzoo.tools.export.export import Exported, export
 from fusionzoo.tools.export.folder import example
 from fusionzoo.tools.export.graph import layout_of
 from fusionzoo.tools.export.runtime import OnnxModel
+from fusionzoo.training.seeds import join
 
 pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -246,6 +247,16 @@ def test_several_targets_of_every_kind_are_decoded(tmp_path: Path) -> None:
     assert found["price"] == pytest.approx(expected["price"], abs=1e-5)
     assert found["tags"] == pytest.approx(expected["tags"].probabilities, abs=1e-5)
     assert found["stars"] == pytest.approx(expected["stars"].probabilities, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_models_of_several_seeds_are_one_graph(model: FusionModel, tmp_path: Path) -> None:
+    other = small_model()
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    joined = join([model, other])
+    export(joined, tmp_path / "out")
+    assert_same_answers(joined, OnnxModel(tmp_path / "out"), SAMPLES)
 
 
 class MeanOverTime(nn.Module):

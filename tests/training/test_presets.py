@@ -124,6 +124,12 @@ def test_a_learning_rate_of_the_user_is_not_varied() -> None:
     assert (chosen.train.trials, chosen.optim.lr) == (1, 3e-4)
 
 
+def test_seeds_that_are_joined_take_the_place_of_trials() -> None:
+    for flags, trials in (("1", 3), ("3", 1)):
+        cfg = from_args(RunConfig, ["--preset", "good", "--train.seeds", flags])
+        assert overlay(cfg, choose("good", there()))[0].train.trials == trials
+
+
 def test_epochs_follow_from_the_rows_within_bounds() -> None:
     epochs = [choose("good", there(rows=n)).settings["train"]["epochs"] for n in (50, 1600, 10**6)]
     assert epochs == [60, 30, 10]

@@ -14,10 +14,10 @@ import fusionzoo
 from fusionzoo.config import OptimConfig, RunConfig, TrainConfig
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
-from fusionzoo.training import checkpoint
 from fusionzoo.training.report import Run
 from fusionzoo.training.tracker import Tracker
 from fusionzoo.training.trials import Trial, Trials
+from helpers.trainings import kill_in
 
 DATA = {"name": "interactions", "samples": 300}
 
@@ -64,21 +64,9 @@ def test_the_best_of_several_rates_and_seeds_by_validation_is_kept(
     assert said.count("(kept)") == 1
 
 
-def test_trials_that_are_stopped_go_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_that_are_stopped_go_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 3)
-    save = checkpoint.save
-
-    def killed(path: Path, *rest: Any, **more: Any) -> None:
-        save(path, *rest, **more)
-        if path.parts[-3:] == ("2", "checkpoints", "best.pt"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "a", 3)
-    monkeypatch.undo()
+    kill_in(2, lambda: run(tmp_path / "a", 3))
     assert len(finished(tmp_path / "a")) == 1
     with pytest.raises(FusionZooError, match="holds a run: resume= continues it"):
         run(tmp_path / "a", 3)

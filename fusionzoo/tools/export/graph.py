@@ -158,14 +158,15 @@ def raw_value(encoder: Encoder, scale: float, draw: torch.Generator) -> Any:
         return " ".join("".join(map(chr, word)) for word in letters.tolist())
     if encoder.kind == "audio":
         return Audio(0.1 * torch.randn(round(1600 * scale), generator=draw), 16_000)
-    if isinstance(encoder, TabularEncoder):
+    reader = encoder.reader
+    if isinstance(reader, TabularEncoder):
         return {
             column.name: column.mean + column.std * float(torch.randn(1, generator=draw))
             if isinstance(column, Numbers)
             else (*column.values, "another")[number % (len(column.values) + 1)]
-            for number, column in enumerate(encoder.columns)
+            for number, column in enumerate(reader.columns)
         }
-    width = int(getattr(encoder, "in_dim", 0))
+    width = int(getattr(reader, "in_dim", 0))
     if not width:
         raise FusionZooError(
             f"{encoder.modality}: what its encoder reads is not known, so no graph can be compared"

@@ -31,7 +31,7 @@ def describe(encoder: Encoder, folder: Path) -> dict[str, Any]:
         )
     for cls, make in DESCRIPTIONS.items():
         if type(processor) is cls:
-            described: dict[str, Any] = make(processor, encoder, folder)
+            described: dict[str, Any] = make(processor, encoder.reader, folder)
             return described
     return {"by": OWN, "processor": type(processor).__name__}
 

@@ -22,7 +22,7 @@ from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs.data import Data, InMemory, configure
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.report import Run
+from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__
 
 from .mistakes import Measured
@@ -146,8 +146,7 @@ def _start(cfg: ReportConfig) -> int:
     if not cfg.html:
         if cfg.data:
             raise FusionZooError("data are for the page: add --html")
-        title = f"Test split, best epoch {run.metrics['best_epoch']} by validation"
-        print_table(title, *run.results())
+        print_table(f"Test split, {chosen_weights(run.metrics)}", *run.results())
         return 0
     print(f"wrote {write_page(run, cfg, None)}")
     return 0

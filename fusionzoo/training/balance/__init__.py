@@ -16,6 +16,7 @@ from .base import (
     StrategyInputs,
     at_least_float32,
     build_balance,
+    listed_strategies,
     pooled_of,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "StrategyInputs",
     "at_least_float32",
     "build_balance",
+    "listed_strategies",
     "pooled_of",
 ]
 

@@ -260,12 +260,21 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
         return torch.Generator().manual_seed(seed_of(self.seed, self.name, *key))
 
 
+def listed_strategies(names: str | Sequence[str]) -> list[str]:
+    """Return the names of `--balance`.
+
+    >>> listed_strategies("ogm_ge, modality_dropout")
+    ['ogm_ge', 'modality_dropout']
+    """
+    listed = names.split(",") if isinstance(names, str) else names
+    return [name.strip() for name in listed if name.strip()]
+
+
 def build_balance(
     names: str | Sequence[str], settings: Mapping[str, Mapping[str, Any]], inputs: StrategyInputs
 ) -> nn.ModuleDict:
     """Build the strategies of a run, say `"ogm_ge,modality_dropout"`; global generators stay."""
-    listed = names.split(",") if isinstance(names, str) else names
-    chosen = [name.strip() for name in listed if name.strip()]
+    chosen = listed_strategies(names)
     for name in settings:
         if name not in chosen:
             BALANCE[name]  # an unknown name is an error that names the nearest

@@ -12,7 +12,7 @@ from fusionzoo.config import RunConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import StepContext
 
-from .base import BALANCE, Balance, LossTerm, StrategyInputs
+from .base import BALANCE, Balance, LossTerm, StrategyInputs, listed_strategies
 
 SHORTEST = 8  # entries, where no sizes are named
 
@@ -114,8 +114,7 @@ def with_matryoshka(
     sizes = prefix_sizes(cfg.matryoshka)
     if not sizes:
         return cfg.balance, cfg.balance_settings
-    listed = cfg.balance.split(",") if isinstance(cfg.balance, str) else cfg.balance
-    names = [name.strip() for name in listed if name.strip()]
+    names = listed_strategies(cfg.balance)
     added = {"contrastive_align": {"prefixes": sizes}} if "contrastive_align" in names else {}
     if has_target:
         names = [*names, *({"matryoshka"} - {*names})]
