@@ -20,7 +20,10 @@ class ConcatTransformer(TokenFusion):
 
     x = [cls; E_1 X_1 + t_1; ...; E_M X_M + t_M] through L pre-norm blocks; embedding = LN(x)_cls.
     Padding is masked. This is the merged attention of METER. No positional embeddings are added:
-    the encoders' tokens already contain them.
+    the encoders' tokens already contain them. Rheude et al. (2025, arXiv:2512.22991) take the same
+    design, a projection of each modality and one Transformer, as their baseline SimBaMM, also with
+    one token of each modality (`max_tokens` of benchmark.py); width, depth and rates there were
+    tuned for each data set, so none of them is the default here.
 
     Missing: its tokens are masked as keys.
     Pitfall: cost grows with the square of the total number of tokens; that of `mbt` and `perceiver`
