@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fusionzoo.benchmark.report.summary import EARLIER_NAMES
 from fusionzoo.fusion import FUSIONS
 
 ROOT = Path(__file__).parents[1]
-REPORTS = ROOT / "results" / "benchmark"
+REPORTS = ("digits", "interactions", "mfeat", "stamps")  # of all fusions, in results/benchmark
 SINGLE, PARTS, LINE = "best single modality", "mean of the parts", "linear model"
 COLUMNS = ("data", "fusion", "family", "untuned", "tuned", SINGLE, PARTS, LINE, "missed")
 
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("reports", nargs="*", type=Path, help="folders of reports")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "heads.csv")
     flags = parser.parse_args()
-    folders = flags.reports or stored_reports()
+    folders = flags.reports or [ROOT / "results" / "benchmark" / name for name in REPORTS]
     lines = [line for folder in folders for line in table(folder)]
     with flags.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -51,16 +50,6 @@ def main() -> None:
         if line["missed"]:
             print(f"{line['data']}: {line['fusion']} {line['tuned']}: {line['missed']}")
     print(f"{sum(bool(line['missed']) for line in lines)} of {len(lines)} miss a bar; {flags.out}")
-
-
-def stored_reports() -> list[Path]:
-    """Return the folders in results/benchmark, but for reports of earlier versions."""
-    folders = sorted(path.parent for path in REPORTS.glob("*/config.yaml"))
-    return [
-        folder
-        for folder in folders
-        if "metric" in json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    ]
 
 
 def table(folder: Path) -> list[dict[str, Any]]:

@@ -28,11 +28,10 @@ from fusionzoo.benchmark.candidates import (
     settings_of,
 )
 from fusionzoo.benchmark.feeds import ProbeFeed
-from fusionzoo.benchmark.fitted import tabular
+from fusionzoo.benchmark.fitted.components import COMPONENTS, Tabular, Trees, principal_components
 from fusionzoo.benchmark.fitted.kernels import KernelSum
 from fusionzoo.benchmark.fitted.linear import best_penalty
-from fusionzoo.benchmark.fitted.method import COMPONENTS, Inputs, principal_components
-from fusionzoo.benchmark.fitted.trees import Trees
+from fusionzoo.benchmark.fitted.method import Inputs
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.errors import FusionZooError
 from helpers.setup_benchmark import small, vectors
@@ -217,10 +216,7 @@ def test_no_candidate_sees_the_test_samples_not_even_in_a_refit(
 def test_what_cannot_be_run_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(repository: str, name: str) -> str:
-        raise OSError("no network")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", nothing)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(KernelSum, "most_rows", 100)
     changes = {"fusions": "sum", "seeds": 1, "epochs": 1, "baselines": "kernels,tabular,linear"}
     report = api.run(small(tmp_path, controls=False, corruptions=False, **changes))
@@ -236,20 +232,21 @@ def test_what_cannot_be_run_is_named_with_what_to_do(
 
 @pytest.mark.needs("tabicl", extra="tfm")
 @pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_tabicl_answers_with_the_weights_that_the_hub_gives(
+def test_tabicl_answers_with_the_weights_of_the_hubs_cache(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small network of random weights stands in for the published ones."""
     weights = small_tabicl(tmp_path / "tiny.ckpt", kind)
     asked: list[str] = []
 
-    def download(repository: str, name: str) -> str:
+    def find(repository: str, name: str, *, local_files_only: bool) -> str:
+        assert local_files_only
         asked.append(f"{repository}/{name}")
         return str(weights)
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", find)
     learned, others = inputs(40, 0), inputs(10, 1)
-    method = tabular.Tabular(torch.device("cpu"))
+    method = Tabular(torch.device("cpu"))
     setting, _ = method.choose(lambda setting: (0.0, setting))
     if kind == "classification":
         classes, shares = method.shares(learned, rings(learned), others, setting)

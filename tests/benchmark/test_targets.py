@@ -52,6 +52,7 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
         "objective": {"name": kind},
         "fusions": "sum",
         "fusion": {"dim": 8},
+        "baselines": "linear",
         "folds": 3,
         "seeds": 2,
         "tune": 0,

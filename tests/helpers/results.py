@@ -74,6 +74,7 @@ def benchmark(name: str, flags: str = "") -> Table:
     return Table(f"benchmark/{name}", command, (*BENCHMARK, config), out, out)
 
 
+SEVEN = "sum,concat,lmf,mlb,gmu,mbt,concat_transformer"  # the example of README
 REPORTS = ("stamps", "digits", "mfeat", "interactions")
 TABLES = (
     recipe("digits"),
@@ -116,6 +117,14 @@ TABLES = (
     ),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
+    Table(
+        "benchmark/stamps_seven",
+        f"python benchmark.py --config configs/benchmarks/stamps.yaml --fusions {SEVEN}"
+        " --out report/stamps_seven",
+        (*BENCHMARK, "configs/benchmarks/stamps.yaml"),
+        "report/stamps_seven",
+        "report/stamps_seven",
+    ),
     script("heads", tuple(f"results/benchmark/{name}/summary.json" for name in REPORTS)),
     Table(
         "benchmark/all",

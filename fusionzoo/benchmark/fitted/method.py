@@ -15,7 +15,6 @@ from fusionzoo.targets import Number, Target
 from fusionzoo.training.multitask import Tasks
 
 EDGE = 1e-7  # probabilities are kept this far from 0 and 1
-COMPONENTS = 128  # of all modalities together, shared equally
 Matrix = NDArray[np.float64]
 Setting = Mapping[str, float]  # what validation chooses; stored with the results
 Fitted = TypeVar("Fitted", bound=tuple[Any, ...])  # the validation loss comes first
@@ -109,34 +108,6 @@ def least(settings: Sequence[Setting], fit: Callable[[Setting], Fitted]) -> tupl
     """Return the setting with the least validation loss, and what `fit` returned for it."""
     fitted = [(setting, fit(setting)) for setting in settings]
     return min(fitted, key=lambda pair: pair[1][0])
-
-
-def principal_components(learned: Inputs, asked: Inputs) -> tuple[Matrix, Matrix]:
-    """Return the samples' principal components, learnt from the first: (N, P) and (n, P).
-
-    Each modality has COMPONENTS / M of them; narrower vectors stay as they are. NaN where a sample
-    lacks the modality.
-    """
-    from sklearn.decomposition import PCA
-
-    most = max(COMPONENTS // len(learned.parts), 1)
-    pairs = []
-    for column, (x, others) in enumerate(zip(learned.parts, asked.parts, strict=True)):
-        there, asked_there = learned.present[:, column], asked.present[:, column]
-        count = min(most, int(there.sum()), x.shape[1])
-        if not count:
-            continue  # no sample to learn from has the modality
-        if count < x.shape[1]:
-            reduce = PCA(count, random_state=0).fit(x[there])
-            x, others = reduce.transform(x), reduce.transform(others)
-        pairs.append(
-            [
-                np.where(has[:, None], values, np.nan)
-                for values, has in ((x, there), (others, asked_there))
-            ]
-        )
-    parts, others_parts = zip(*pairs, strict=True)
-    return np.concatenate(parts, 1), np.concatenate(others_parts, 1)
 
 
 def _above(shares: Matrix) -> Matrix:

@@ -17,11 +17,10 @@ from ..candidates import KERNELS, TABULAR, TREES, modalities_of, parse
 from ..examine import score_row
 from ..feeds import ProbeFeed, device_of
 from ..store import SeedResult
+from .components import CLASSIFIER, REGRESSOR, Tabular, Trees, find_weights
 from .kernels import KernelSum
 from .linear import Linear
 from .method import Inputs, Method, Setting
-from .tabular import CLASSIFIER, REGRESSOR, Tabular, find_weights
-from .trees import Trees
 
 
 class _Rows(NamedTuple):
