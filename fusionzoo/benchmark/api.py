@@ -181,8 +181,8 @@ def _stages(
     stages: list[dict[str, Any]] = []
     answer: tuple[Summary, dict[str, Any]] | None = None  # the last one
     for part in (*first, bench):
-        prepared, names = _with_features(part, dataset, names, clock)
-        for stage in schedule.run_stages(prepared, names, clock, deadline):
+        prepared, allowed = _with_features(part, dataset, names, clock)
+        for stage in schedule.run_stages(prepared, allowed, clock, deadline):
             whole = summary.summarise(prepared, stage.results)
             clock.lap("statistics")
             figures = verdict.figures(whole)
@@ -198,7 +198,7 @@ def _stages(
                 stages.append(verdict.stage_figures(whole, stage, figures))
             shown = dict(figures)
             if stage.stopped or not stage.last:
-                words = verdict.provisional(whole, stage, names)
+                words = verdict.provisional(whole, stage, allowed)
                 shown["verdict"] = f"{words} {figures['verdict']}"
             yield stage, whole, shown | {"stages": list(stages), "stopped": stage.stopped}
             if stage.stopped:
