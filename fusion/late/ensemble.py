@@ -110,7 +110,7 @@ class Ensemble(Fusion):
         parts, end = [], 0
         for first, last in self.one_of:
             log_shares = stacked[..., first:last].log_softmax(-1)
-            joined = log_shares.logsumexp(0) - math.log(len(stacked))
+            joined = log_shares.logsumexp(0) - math.log(len(logits))
             parts += [mean[..., end:first], joined.to(mean.dtype)]
             end = last
         return torch.cat([*parts, mean[..., end:]], dim=-1)
