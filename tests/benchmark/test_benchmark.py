@@ -44,7 +44,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts.benchmark import main
-from helpers.setup_benchmark import SMALL, small
+from helpers.setup_benchmark import SMALL, small, wait
 
 ROOT = Path(fusionzoo.__file__).parents[1]
 TABLES = ("results.parquet", "summary.json", "table.md", "table.tex")
@@ -834,10 +834,6 @@ def test_worker_processes_end_at_a_control_c(tmp_path: Path) -> None:
     assert "PROVISIONAL (stopped by Ctrl-C" in said
     assert (out / "index.html").is_file()
     assert gone(lambda: lives(process.pid))
-
-
-def wait(_: None, seconds: float) -> None:
-    time.sleep(seconds)
 
 
 @pytest.mark.slow

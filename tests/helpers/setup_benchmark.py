@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ SMALL: dict[str, Any] = {
 def small(out: Path, **changes: Any) -> BenchmarkConfig:
     """Settings of a small benchmark on frozen vectors."""
     return from_tree(BenchmarkConfig, merge(merge(SMALL, {"out": str(out)}), changes))
+
+
+def wait(_: None, seconds: float) -> None:
+    """Work of a process that can import it: a test module's own functions it cannot."""
+    time.sleep(seconds)
 
 
 def vectors(
