@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fusionzoo.benchmark import api, jobs
 from fusionzoo.benchmark.bench import Bench, Job, open_bench
@@ -113,6 +114,23 @@ def test_boosted_trees_are_scikit_learns_with_missing_modalities_as_missing_valu
     expected = model.fit(x, labels).predict_proba(others)
     np.testing.assert_array_equal(classes, [0, 1, 2])
     np.testing.assert_array_equal(shares, expected)
+
+
+def test_boosted_trees_take_no_more_threads_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes have a thread each: trees that took all cores slowed each other down."""
+    seen: list[int] = []
+    fit = HistGradientBoostingClassifier.fit
+
+    def recorded(self: Any, *arguments: Any) -> Any:
+        seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "openmp")
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(HistGradientBoostingClassifier, "fit", recorded)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    learned = inputs(ROWS, 0)
+    with threadpool_limits(2, "openmp"):
+        Trees().shares(learned, rings(learned), inputs(5, 1), {"rate": 0.2, "leaves": 8})
+    assert seen and set(seen) == {1}
 
 
 def test_the_kernel_sum_is_an_svm_on_the_mean_of_kernels_that_absent_modalities_leave_out() -> None:

@@ -39,25 +39,30 @@ class Trees(Method):
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         x, others = principal_components(learned, asked)
-        model = HistGradientBoostingClassifier(**_settings(setting)).fit(x, labels)
+        model = _grow(HistGradientBoostingClassifier, setting, x, labels)
         return model.classes_, model.predict_proba(others)
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         x, others = principal_components(learned, asked)
-        models = [HistGradientBoostingRegressor(**_settings(setting)).fit(x, v) for v in y.T]
+        models = [_grow(HistGradientBoostingRegressor, setting, x, column) for column in y.T]
         return np.stack([model.predict(others) for model in models], 1)
 
 
-def _settings(setting: Setting) -> dict[str, object]:
-    return {
-        "learning_rate": setting["rate"],
-        "max_leaf_nodes": int(setting["leaves"]),
-        "max_iter": ROUNDS,
-        "early_stopping": False,
-        "random_state": 0,
-    }
+def _grow(create: Callable[..., Any], setting: Setting, x: Matrix, y: NDArray[Any]) -> Any:
+    """Fit boosted trees with torch's number of threads: else each worker process uses all cores."""
+    from threadpoolctl import threadpool_limits
+
+    model = create(
+        learning_rate=setting["rate"],
+        max_leaf_nodes=int(setting["leaves"]),
+        max_iter=ROUNDS,
+        early_stopping=False,
+        random_state=0,
+    )
+    with threadpool_limits(torch.get_num_threads(), "openmp"):
+        return model.fit(x, y)
 
 
 class Tabular(Method):

@@ -244,28 +244,31 @@ def _presence_figures(
     }
 
 
-def _of_everything(summary: Summary) -> Choice | None:
-    """Return the best by validation of the models that are fitted on all features."""
+def _against_everything(summary: Summary, chosen: Choice) -> tuple[Choice, Comparison] | None:
+    """Return the best by validation of the models of all features, and the fusion's gain."""
     fitted = [x for x in summary.candidates if x.name in EVERYTHING]
-    return choose(summary, fitted, "") if fitted else None
+    if not fitted:
+        return None
+    everything = choose(summary, fitted, "")
+    return everything, summary.compare(chosen.results, everything.results)
 
 
 def _everything_figures(summary: Summary, chosen: Choice) -> dict[str, dict[str, Any]]:
     """Return the gain of the chosen fusion over the models that are fitted on everything."""
-    everything = _of_everything(summary)
-    if everything is None:
+    compared = _against_everything(summary, chosen)
+    if compared is None:
         return {}
-    gain = summary.compare(chosen.results, everything.results)._asdict()
+    everything, gain = compared[0], compared[1]._asdict()
     names = {"name": everything.name, "by_fold": everything.by_fold}
     return {"everything": names | {key: gain[key] for key in ("difference", "low", "high", "p")}}
 
 
 def _everything_words(summary: Summary, chosen: Choice) -> list[str]:
     """Say what the chosen fusion gains over the models that are fitted on everything."""
-    everything = _of_everything(summary)
-    if everything is None:
+    compared = _against_everything(summary, chosen)
+    if compared is None:
         return []
-    gain = summary.compare(chosen.results, everything.results)
+    everything, gain = compared
     names = " or ".join(f"`{name}`" for name in dict.fromkeys(everything.by_fold))
     return [
         f"Against {names}, chosen likewise: {_points(summary.bench.metric, gain)},"
