@@ -74,6 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     from fusionzoo.training import presets
+    from fusionzoo.training.fit import check_last
     from fusionzoo.training.seeds import check_seeds
     from fusionzoo.training.tracker import Tracker
 
@@ -84,6 +85,7 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     cfg, choices = presets.resolve(cfg, dataset, world)
     tracker.say(*choices)
     check_seeds(cfg)
+    check_last(cfg)
     if cfg.train.trials > 1 or cfg.train.seeds > 1:
         return train_several(cfg, world, dataset, tracker, choices)
     return train_once(cfg, world, dataset, tracker, choices)
@@ -161,7 +163,7 @@ def train_once(
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():  # of the model that has not learnt from validation samples
-                val_answers = report.answers_to_calibrate(trainer, loaders["val"])
+                val_answers = report.answers_to_calibrate(trainer, loaders.get("val"))
             final = trainer
             if cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
@@ -186,16 +188,18 @@ def open_data(
     cfg: RunConfig, data: PairedDataset | Completed | None, tracker: Tracker
 ) -> tuple[RunConfig, PairedDataset]:
     """Open the data set and show what its columns hold; return it with explicit settings of it."""
-    from fusionzoo.inputs.data import open_dataset
+    from fusionzoo.inputs.data import open_dataset, with_validation
     from fusionzoo.training.multitask import targets_of
 
     if data is None:
         cfg, data = complete_run(cfg)
-    if not isinstance(data, Completed):
-        return cfg, open_dataset(cfg.data, targets_of(cfg), data)
-    if tracker.world.main:
-        data.show()
-    return cfg, open_dataset(data.to_open, targets_of(cfg))
+    if isinstance(data, Completed):
+        if tracker.world.main:
+            data.show()
+        dataset = open_dataset(data.to_open, targets_of(cfg))
+    else:
+        dataset = open_dataset(cfg.data, targets_of(cfg), data)
+    return (cfg, dataset) if cfg.train.select == "last" else with_validation(cfg, dataset)
 
 
 def build_trainer(
@@ -205,18 +209,20 @@ def build_trainer(
     parameters that no loss reads."""
     from fusionzoo.config.schema import drop_deselected
     from fusionzoo.training import build
-    from fusionzoo.training.fit import check_refit
+    from fusionzoo.training.fit import check_refit, check_unvalidated
     from fusionzoo.training.report import show_data
 
-    # ---- data: one table, three splits
+    # ---- data: one table, its splits
     cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
     show_data(dataset, dropped, tracker)
     encoders, notes = build.encoders_at_hand(dataset, cfg.encoders)
     cfg = replace(cfg, encoders=build.choose_encoders(dataset, encoders))
     tracker.say(*notes)
-    splits = {name: dataset.split(name) for name in ("train", "val", "test")}
+    splits = build.splits_of(cfg, dataset)
     trainer, unused = build_model(cfg, world, splits, tracker)
     check_refit(trainer)
+    if "val" not in splits:
+        check_unvalidated(trainer)
     return trainer, splits, unused
 
 

@@ -35,6 +35,8 @@ class SharedSettings:
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
+        val_share: share of the training samples that become the validation split, which the data
+            lacks; whole groups, chosen by a hash
         missing: share of each modality's values to remove, at least 0 and below 1
         missing_mechanism: `mcar` removes values at random, `mar` depending on the label, `mnar` on
             the value itself (length, brightness, loudness)
@@ -43,6 +45,7 @@ class SharedSettings:
     on_error: OnError = "raise"
     max_errors: float = MAX_ERRORS
     modalities: str | Sequence[str] | None = None
+    val_share: float | None = None
     missing: float = 0.0
     missing_mechanism: Mechanism = "mcar"
 
@@ -50,7 +53,9 @@ class SharedSettings:
         check_policy(self.on_error, self.max_errors)
 
     def view(self, dataset: PairedDataset) -> PairedDataset:
-        """Keep some modalities of a data set, and remove some values."""
+        """Hold out validation samples, keep some modalities of a data set, remove some values."""
+        if self.val_share is not None:
+            dataset = dataset.hold_out(self.val_share)
         if self.modalities is not None:
             names = self.modalities
             in_join = labels_of_join() is not None  # rows without them may have another source's

@@ -38,6 +38,7 @@ from .tables.arrow import (
 )
 from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .tables.provenance import Amputation, Provenance
+from .tables.splits import class_columns, hold_out
 from .tables.table import (
     NOT_FILES,
     Samples,
@@ -368,6 +369,38 @@ class PairedDataset(Dataset[Sample | None]):
         """
         view = copy.copy(self)
         view.edits = (*self.edits, edit)
+        return view
+
+    def hold_out(self, share: float) -> Self:
+        """Return the same samples, with a share of those in `train` in `val`, which must be empty.
+
+        Whole groups are moved, of each class the same share; which they are depends on a hash.
+        """
+        if not 0 < share < 1:
+            raise FusionZooError(f"val_share={share}; it must be above 0 and below 1")
+        if "val" in self.splits:
+            raise FusionZooError(
+                f"{self.source} has {self.splits['val']:,} validation samples: leave out"
+                " --data.val_share"
+            )
+        kinds = (
+            {"target": "classification"}
+            if self.scheme is None
+            else {target.name: target.kind for target in self.scheme}
+        )
+        table, view = self.table, copy.copy(self)
+        known = {name: table[name] for name in kinds if name in table.column_names}
+        key = "group" if "group" in table.column_names else "id"
+        made = hold_out(table["split"], table[key], class_columns(known, kinds), share)
+        column = table.column_names.index("split")
+        view.table = table.set_column(column, "split", made.splits).combine_chunks()
+        if self.scheme:
+            view._read_labels(kinds)  # their statistics are those of the training split
+        rule = f"{100 * share:.3g} % of train held out as val by a hash of the {key}{made.rule}"
+        before = self.provenance.split_rule
+        view.provenance = replace(
+            self.provenance, split_rule=f"{before}; {rule}" if before else rule
+        )
         return view
 
     def drop(self, rate: float, seed: int = 0) -> Self:

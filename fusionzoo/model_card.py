@@ -208,9 +208,12 @@ def _results(results: RunResults | None, modalities: Sequence[str]) -> str:
         for row in results.rows
     ]
     header = ("given", "samples", *(results.titles[name] for name in metrics))
-    weights = f"with the weights of epoch {results.best_epoch}, chosen by validation"
+    is_last = results.select == "last"
+    chosen = "the last" if is_last else "chosen by validation"
+    weights = f"with the weights of epoch {results.best_epoch}, {chosen}"
     if results.seeds > 1:
-        weights = f"with {results.seeds} seeds joined, each of its best epoch by validation"
+        each = "its last epoch" if is_last else "its best epoch by validation"
+        weights = f"with {results.seeds} seeds joined, each of {each}"
     best = f"Test split, once, {weights}."
     has_interval = any(len(x) > 1 for row in results.rows for x in row.metrics.values())
     what = " In brackets the 95 % interval over samples (Wilson)." if has_interval else ""

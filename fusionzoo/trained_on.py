@@ -46,10 +46,11 @@ class RunResults:
 
     fingerprint: str  # of the data's ids, splits, labels and values
     samples: dict[str, int]  # split -> number
-    best_epoch: int  # the latest, of several seeds
+    best_epoch: int  # whose weights were kept; the latest, of several seeds
     titles: dict[str, str]  # metric -> what tables call it
     rows: list[Row]  # of the test split; first the one given all modalities
     seeds: int = 1  # models that were joined
+    select: str = "best_val"  # how that epoch was chosen, as `--train.select`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,10 @@ class TrainedOn:
         results: RunResults | None = None,
     ) -> TrainedOn:
         """Hash the ids of the splits that training and validation read."""
-        hashes = {name: hash_ids(splits[name]) for name in SPLITS}
+        seen = {name: splits[name] for name in SPLITS if name in splits}
+        hashes = {name: hash_ids(split) for name, split in seen.items()}
         known = {name: x.sort().values for name, x in hashes.items() if x is not None}
-        numbered = any(splits[name].provenance.numbered for name in SPLITS)
+        numbered = any(split.provenance.numbered for split in seen.values())
         return cls(settings=settings, ids=known, numbered=numbered, results=results)
 
     def without_folders(self) -> TrainedOn:

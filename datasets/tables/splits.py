@@ -141,6 +141,24 @@ def make_splits(
     return MadeSplits(splits, moved, too_small, num_classes > 1, stratified)
 
 
+def hold_out(
+    splits: ArrowColumn, keys: ArrowColumn, labels: Sequence[ArrowColumn], share: float
+) -> MadeSplits:
+    """Return splits with a share of the keys of `train` in `val`, by `make_splits`.
+
+    >>> column = pa.array([*["train"] * 4, "test"])
+    >>> hold_out(column, pa.array([*"abcde"]), (), 0.25).splits.to_pylist()
+    ['train', 'val', 'train', 'train', 'test']
+    """
+    rows = pa.array(np.flatnonzero(pc.equal(splits, "train").to_numpy(zero_copy_only=False)))
+    made = make_splits(
+        keys.take(rows), [column.take(rows) for column in labels], (1 - share, share, 0.0)
+    )
+    words = np.array(splits.to_pylist(), dtype=object)
+    words[rows.to_numpy()] = made.splits.to_pylist()
+    return made._replace(splits=pa.array(words, pa.string()))
+
+
 def splits_by_time(
     times: NDArray[np.float64], keys: ArrowColumn, shares: Sequence[float] = SHARES
 ) -> pa.Array:

@@ -18,7 +18,7 @@ from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
-from fusionzoo.inputs.data import open_dataset
+from fusionzoo.inputs.data import open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
@@ -257,6 +257,8 @@ def open_bench(
         count = FOLDS if len(opened) < SMALL else 0
     refit = cfg.refit if cfg.refit is not None else count > 0 and cfg.mode == "probe"
     cfg = replace(cfg, folds=count, tune=tuning_trials(cfg), refit=refit)
+    if not count:
+        cfg, opened = with_validation(cfg, opened)
     folds = make_folds(opened, count, cfg.seed, fold_labels(tasks, opened.targets))
     notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
     bench = Bench(

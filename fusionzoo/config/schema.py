@@ -12,7 +12,7 @@ from .flags import Tree
 
 TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a run have other names
     *("columns", "kinds", "shares", "paths", "allow_outside", "group", "group_column"),
-    "time_column",
+    *("time_column", "val_share"),
     *("delimiter", "encoding", "sheet", "decimal", "na", "drop_empty", "label_separator"),
     *("fields", "stream_limit", "join", "on", "how", "categorical", "arrays", "sample_rate"),
     *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
@@ -90,6 +90,11 @@ class TrainConfig:
     )
     patience: Count | None = option(
         None, "epochs without a better validation metric before stopping; none = never"
+    )
+    select: Literal["best_val", "last"] = option(
+        "best_val",
+        "the epoch whose model is kept: best_val, the best by validation, or last, for which the"
+        " data needs no validation split",
     )
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"

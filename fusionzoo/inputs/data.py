@@ -34,6 +34,7 @@ from fusionzoo.structures import KINDS
 
 from .command import R, complete_data, complete_to_train, with_targets
 
+VAL_SHARE = 0.1  # of the training samples, where the data has no validation split
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 InMemory = PairedDataset | dict[str, Any] | None  # settings, whose `root` is a table of objects
 C = TypeVar("C")
@@ -156,6 +157,15 @@ def sort_settings(
     if isinstance(data, PairedDataset):
         return open_data(data, **words), rest
     return {**settings_of(data), **words}, rest
+
+
+def with_validation(cfg: R, dataset: PairedDataset) -> tuple[R, PairedDataset]:
+    """Hold out a tenth of the training samples where the data has no validation split; the settings
+    say so, for whoever opens the data again."""
+    if "val" in dataset.splits or "train" not in dataset.splits:
+        return cfg, dataset
+    held_out = dataset.hold_out(VAL_SHARE)
+    return replace(cfg, data={**cfg.data, "val_share": VAL_SHARE}), held_out
 
 
 def read_data(data: Data) -> Data:

@@ -132,10 +132,19 @@ def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDat
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
 
 
+def splits_of(cfg: RunConfig, dataset: PairedDataset) -> dict[str, PairedDataset]:
+    """Return the splits of a run: train, val and test, or train and test with `--train.select last`
+    where there is no validation split."""
+    unvalidated = cfg.train.select == "last" and "val" not in dataset.splits
+    names = ("train", "test") if unvalidated else ("train", "val", "test")
+    return {name: dataset.split(name) for name in names}
+
+
 def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
     """Raise, before training, if a split cannot be evaluated."""
-    for name in ("val", "test"):
-        split = splits[name]
+    for name, split in splits.items():
+        if name == "train":
+            continue
         if tasks.leading == NoTarget.leading and not any_pair(split.present):
             raise FusionZooError(
                 f"no sample of the {name} split has two modalities, so retrieval cannot be judged"

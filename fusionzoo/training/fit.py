@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from fusionzoo.config import TrainConfig
+from fusionzoo.config import RunConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
@@ -251,19 +251,24 @@ class RunInProgress:
         return 0
 
     def evaluate_epoch(self, *, any_phase: bool = False) -> bool:
-        """Evaluate on the validation split; keep a checkpoint of the best epoch of the last phase,
-        or of any. Return whether this epoch is the best."""
+        """Evaluate on the validation split, if there is one; keep a checkpoint of the best epoch of
+        the last phase, or of any. Return whether this epoch is the best, or with `--train.select
+        last` the last so far."""
         trainer, state = self.trainer, self.state
+        val: Metrics = {}
         with trainer.ema_weights():
-            val = evaluate(trainer, self.loaders["val"])
+            if "val" in self.loaders:
+                val = evaluate(trainer, self.loaders["val"])
             state.evaluated += 1
             if self._in_last_phase():
                 soup.add_candidate(trainer, state, val, self.best.parent)
-        state.val_losses.append(val["loss"])
+        if val:
+            state.val_losses.append(val["loss"])
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
         self.tracker.log_epoch(state, train_loss, val, tasks, trainer.rows)
         self._forget_losses()
-        is_best = (self._in_last_phase() or any_phase) and state.is_best(val, tasks)
+        is_last = trainer.cfg.train.select == "last"
+        is_best = (self._in_last_phase() or any_phase) and (is_last or state.is_best(val, tasks))
         if is_best:
             state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
             checkpoint.save(self.best, trainer, state, keep=2)
@@ -320,6 +325,35 @@ def check_refit(trainer: Trainer) -> None:
     for name, strategy in trainer.module.balance.items():
         if strategy.validates:
             raise FusionZooError(f"--balance {name} needs samples to validate on; {why}")
+
+
+def check_last(cfg: RunConfig) -> None:
+    """Raise an error for settings that follow validation, beside `--train.select last`."""
+    if cfg.train.select != "last":
+        return
+    why = "and --train.select last keeps the last epoch whatever validation says: leave one out"
+    for name in ("patience", "soup"):
+        if getattr(cfg.train, name) is not None:
+            raise FusionZooError(f"--train.{name} goes by validation, {why}")
+    if cfg.train.trials > 1:
+        raise FusionZooError(f"--train.trials keeps the best by validation, {why}")
+    if cfg.train.refit:
+        raise FusionZooError(
+            "--train.refit trains anew for the epochs that validation chose, and --train.select"
+            " last trains for all: leave one out"
+        )
+
+
+def check_unvalidated(trainer: Trainer) -> None:
+    """Raise an error for settings that need a validation split, where the data has none."""
+    cfg, why = trainer.cfg, "and the data has none: --data.val_share 0.1 makes one"
+    if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
+        raise FusionZooError(f"--optim.schedule plateau follows the loss of a validation split, {why}")
+    if cfg.train.calibrate == "temperature":
+        raise FusionZooError(f"--train.calibrate temperature needs a validation split, {why}")
+    for name, strategy in trainer.module.balance.items():
+        if strategy.validates:
+            raise FusionZooError(f"--balance {name} needs a validation split, {why}")
 
 
 def num_steps(cfg: TrainConfig, epoch_steps: int) -> int:

@@ -253,6 +253,9 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
         for key in ("time_limit", "soup"):
             settings["train"].pop(key, None)
+    if (given.get("train") or {}).get("select") == "last":  # whatever validation says
+        for key in ("patience", "soup", "trials"):
+            settings["train"].pop(key, None)
     joins = (given.get("train") or {}).get("seeds", 1) > 1  # several trainings are joined
     if joins or optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them
         settings["train"].pop("trials", None)

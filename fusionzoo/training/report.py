@@ -94,10 +94,12 @@ def check_saving(folder: Path, trainer: Trainer) -> None:
         )
 
 
-def answers_to_calibrate(trainer: Trainer, loader: DataLoader[Batch]) -> Answers | None:
-    """Return the answers to the validation split, which `test_model` calibrates; None with
-    `--train.calibrate none`."""
-    return None if trainer.cfg.train.calibrate == "none" else collect_answers(trainer, loader)
+def answers_to_calibrate(trainer: Trainer, loader: DataLoader[Batch] | None) -> Answers | None:
+    """Return the answers to the validation split, which `test_model` calibrates; None without such
+    a split, and with `--train.calibrate none`."""
+    if loader is None or trainer.cfg.train.calibrate == "none":
+        return None
+    return collect_answers(trainer, loader)
 
 
 def test_model(
@@ -177,6 +179,7 @@ def results_of(
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
         samples={name: len(split) for name, split in splits.items()},
         best_epoch=state.best["epoch"],
+        select=trainer.cfg.train.select,
         titles=titles,
         seeds=len(state.best.get("seeds", [0])),
         rows=[
@@ -234,6 +237,7 @@ def write_results(
         "where_present": test.get("where_present", {}),
         **({"calibration": dict(calibrated)} if calibrated else {}),
         "best_epoch": state.best["epoch"],
+        "select": trainer.cfg.train.select,
         **{key: x for key, x in state.best.items() if key in ("soup", "refit", "seeds")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
@@ -282,7 +286,10 @@ def show_results(
 def chosen_weights(results: Mapping[str, Any]) -> str:
     """Say which weights the results of a run are of."""
     if "seeds" in results:
-        return f"{len(results['seeds'])} seeds joined, each of its best epoch by validation"
+        each = "its last epoch" if results["select"] == "last" else "its best epoch by validation"
+        return f"{len(results['seeds'])} seeds joined, each of {each}"
+    if results["select"] == "last":
+        return f"last epoch, {results['best_epoch']}"
     return f"best epoch {results['best_epoch']} by validation"
 
 
@@ -422,11 +429,14 @@ class Run:
 
         epochs, losses, name, scores = self.curves()
         figure = NotebookFigure(figsize=(9, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
+        left, *others = figure.subplots(1, 2 if scores else 1, squeeze=False)[0]
         for label, values in losses.items():
             left.plot(epochs, values, label=label)
         left.set(xlabel="epoch", ylabel="loss")
         left.legend()
+        if not others:
+            return figure
+        (right,) = others
         for label, values in scores.items():
             right.plot(epochs, values, label=label, linestyle="-" if label == FUSION else "--")
         right.set(xlabel="epoch", ylabel=f"validation {name}")
@@ -437,18 +447,20 @@ class Run:
         """Return the epochs, the losses of each, the metric that the run's table shows first (else
         the loss), and its values on validation data: of the fusion, of each modality alone."""
         history = self.history
-        losses = {
-            label: [event[split]["loss"] for event in history]
-            for label, split in (("train", "train"), ("validation", "val"))
-        }
+        epochs = [event["epoch"] for event in history]
+        losses = {"train": [event["train"]["loss"] for event in history]}
         shown = self.metrics.get("table", {}).get("metrics", [])
-        names = [*shown, *(history[-1]["val"] if history else ()), "loss"]
+        last = history[-1]["val"] if history else {}
+        names = [*shown, *last, "loss"]
         name = next(n for n in names if n != "loss" or n == names[-1])
+        if not last:
+            return epochs, losses, name, {}
+        losses["validation"] = [event["val"]["loss"] for event in history]
         scores = {FUSION: [event["val"][name] for event in history]}
-        for modality in history[-1]["val"]["unimodal"] if history else ():
+        for modality in last["unimodal"]:
             values = [event["val"]["unimodal"][modality].get(name) for event in history]
             scores[f"{modality} alone"] = values
-        return [event["epoch"] for event in history], losses, name, scores
+        return epochs, losses, name, scores
 
     def results(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of the final table, see `table`."""

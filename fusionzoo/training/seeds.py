@@ -30,6 +30,7 @@ from fusionzoo.targets import OneOf
 from . import report
 from .balance import BALANCE, listed_strategies
 from .balance.matryoshka import prefix_sizes
+from .build import splits_of
 from .checkpoint import State
 from .fit import collect_answers, metrics_of
 from .loaders import build_loader
@@ -63,15 +64,16 @@ class Seeds(Repeats[Finished]):
         alone = from_main(
             [self.results_of(n) for n in numbers] if self.world.main else [], self.world
         )
-        splits = {name: dataset.split(name) for name in ("train", "val", "test")}
+        splits = splits_of(self.cfg, dataset)
         trainer = evaluating_trainer(model, splits["train"], tasks, self.cfg, self.world)
         loaders = {
             name: build_loader(splits[name], model.collate(), trainer.cfg, self.world, name)
-            for name in ("val", "test")
+            for name in splits
+            if name != "train"
         }
-        val_answers = collect_answers(trainer, loaders["val"])
+        val = collect_answers(trainer, loaders["val"]) if "val" in loaders else None
         best = {
-            **metrics_of(tasks, val_answers),
+            **({} if val is None else metrics_of(tasks, val)),
             "epoch": max(x.best_epoch for x in self.finished),
             "train_loss": fmean(x["train"]["loss"] for x in alone),
             "seeds": [
@@ -80,7 +82,7 @@ class Seeds(Repeats[Finished]):
             ],
         }
         state = State(data=self.data, best=best)
-        to_calibrate = None if self.cfg.train.calibrate == "none" else val_answers
+        to_calibrate = None if self.cfg.train.calibrate == "none" else val
         test, calibration, figures = report.test_model(trainer, loaders["test"], to_calibrate)
         report.save_model(self.folder, trainer, splits, calibration, state, test)
         tracker.lap("join seeds")

@@ -282,7 +282,7 @@ class Tracker:
             self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
         unimodal = [
             f"{m} {metrics[leading]:.3f}"
-            for m, metrics in val["unimodal"].items()
+            for m, metrics in val.get("unimodal", {}).items()
             if leading in metrics
         ]
         has_leading = leading != "loss" and leading in val
@@ -290,7 +290,7 @@ class Tracker:
         self._show({"epoch": str(state.evaluated), **score})
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
-            + (f"  val loss {val['loss']:.3f}" if val["loss"] else "")  # 0: nothing to predict
+            + (f"  val loss {val['loss']:.3f}" if val.get("loss") else "")  # 0: nothing to predict
             + (f"  val {leading} {val[leading]:.3f}" if has_leading else "")
             + (f"  ({', '.join(unimodal)})" if unimodal else "")
         )
@@ -355,7 +355,7 @@ def peak_memory(device: torch.device) -> int:
 def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
     """Return the ratio of each unimodal head's metric to the fusion's; 1: equally good."""
     ratios, fusion_value = {}, val.get(leading)
-    for name, metrics in val["unimodal"].items():
+    for name, metrics in val.get("unimodal", {}).items():
         pair = (metrics.get(leading), fusion_value)
         numerator, denominator = pair if higher else pair[::-1]  # of an error, less is better
         if denominator and numerator is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -33,20 +33,20 @@ DROPPED = ("model", "checkpoints")  # of the others
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A finished training; `rank` is higher for a better one."""
+    """A finished training."""
 
     seed: int
-    rank: tuple[float, float]  # of its best epoch, by `Tasks.rank`
-    figure: float  # of the leading metric on the validation split
     best_epoch: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Finished):
-    """A finished trial."""
+    """A finished trial; `rank` is higher for a better one."""
 
     factor: float  # of all learning rates
+    rank: tuple[float, float]  # of its best epoch, by `Tasks.rank`
+    figure: float  # of the leading metric on the validation split
 
 
 F = TypeVar("F", bound=Finished)
@@ -158,8 +158,7 @@ class Repeats(ABC, Generic[F]):
             results = self.results_of(self.number)
             finished = self.entry(
                 **self.chosen(),
-                rank=tasks.rank(results["val"]),
-                figure=results["val"].get(tasks.leading, results["val"]["loss"]),
+                **self.judged(tasks, results["val"]),
                 best_epoch=results["best_epoch"],
                 seconds=seconds,
             )
@@ -167,6 +166,10 @@ class Repeats(ABC, Generic[F]):
         self._write()
         if self.world.main:
             self.drop()
+
+    def judged(self, tasks: Tasks, val: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a finished training that its validation figures tell."""
+        return {}
 
     @abstractmethod
     def drop(self) -> None:
@@ -198,6 +201,9 @@ class Trials(Repeats[Trial]):
             "modality_lr": {name: factor * x for name, x in optim.modality_lr.items()},
         }
         return replace(super().settings(), optim=replace(optim, **scaled))
+
+    def judged(self, tasks: Tasks, val: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rank": tasks.rank(val), "figure": val.get(tasks.leading, val["loss"])}
 
     def drop(self) -> None:
         """Remove the weights of all but the best."""

@@ -289,11 +289,17 @@ def splits(scan: ScannedData) -> Iterator[Finding]:
             )
     for name in ("train", "val", "test"):
         if not counts[name]:
+            advice = "assign samples to it, or remove the split column for a split by hash"
+            if name == "val":
+                advice = (
+                    "nothing to do: training holds out a tenth of train (--data.val_share), or with"
+                    " --train.select last needs none"
+                )
             yield Finding(
                 check="missing_split",
-                severity="error" if name == "train" else "warning",
+                severity={"train": "error", "val": "note"}.get(name, "warning"),
                 message=f"there is no split {name!r}; those that are: {', '.join(counts)}",
-                advice="assign samples to it, or remove the split column for a split by hash",
+                advice=advice,
             )
 
 

@@ -64,6 +64,7 @@ def about_run(run: Run, model: FusionModel) -> dict[str, Any]:
         "built": f"fusion {settings['fusion']['name']}; encoders {', '.join(encoders)}",
         "curves": drawn if epochs else "",
         "best": best,
+        "chosen": "the last" if run.metrics.get("select") == "last" else "the best by validation",
         "results": (header, rows),
     }
 
@@ -215,8 +216,9 @@ def learning_curves(
     scores: Mapping[str, Sequence[Any]],
     best: int,
 ) -> Any:
-    """Draw losses and a validation metric over epochs, with the best epoch."""
-    figure, (left, right) = panel_grid(layout, [True, True], layout.columns(2, 1), share=False)
+    """Draw losses and a validation metric, if there is one, over epochs, with the kept epoch."""
+    panels = [True, bool(scores)]
+    figure, (left, right) = panel_grid(layout, panels, layout.columns(2, 1), share=False)
     shown = np.unique(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_POINTS)).astype(int))
     x = np.asarray(epochs)[shown]
     marker = "o" if len(x) == 1 else ""
@@ -225,6 +227,8 @@ def learning_curves(
         (left, losses, "loss"),
         (right, scores, f"{metric} on validation data"),
     ):
+        if not curves:
+            continue
         for (name, values), colour in zip(curves.items(), colours, strict=False):
             y = np.array([np.nan if v is None else v for v in values], dtype=float)[shown]
             style = "-" if axes is left or name == FUSION else next(dashes)
