@@ -348,7 +348,7 @@ def check_unvalidated(trainer: Trainer) -> None:
     """Raise an error for settings that need a validation split, where the data has none."""
     cfg, why = trainer.cfg, "and the data has none: --data.val_share 0.1 makes one"
     if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
-        raise FusionZooError(f"--optim.schedule plateau follows the loss of a validation split, {why}")
+        raise FusionZooError(f"--optim.schedule plateau follows a validation loss, {why}")
     if cfg.train.calibrate == "temperature":
         raise FusionZooError(f"--train.calibrate temperature needs a validation split, {why}")
     for name, strategy in trainer.module.balance.items():

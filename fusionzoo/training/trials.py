@@ -45,7 +45,7 @@ class Trial(Finished):
     """A finished trial; `rank` is higher for a better one."""
 
     factor: float  # of all learning rates
-    rank: tuple[float, float]  # of its best epoch, by `Tasks.rank`
+    rank: list[float]  # of its best epoch, by `Tasks.rank`
     figure: float  # of the leading metric on the validation split
 
 
@@ -93,7 +93,7 @@ class Repeats(ABC, Generic[F]):
             )
         stored = json.loads(self._file.read_text(encoding="utf-8"))
         check_data(self._file, stored, self.data, self.cfg.resume_anyway)
-        return [self.entry(**{**x, "rank": tuple(x["rank"])}) for x in stored["finished"]]
+        return [self.entry(**x) for x in stored["finished"]]
 
     def _write(self) -> None:
         if self.world.main:
@@ -203,7 +203,7 @@ class Trials(Repeats[Trial]):
         return replace(super().settings(), optim=replace(optim, **scaled))
 
     def judged(self, tasks: Tasks, val: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rank": tasks.rank(val), "figure": val.get(tasks.leading, val["loss"])}
+        return {"rank": [*tasks.rank(val)], "figure": val.get(tasks.leading, val["loss"])}
 
     def drop(self) -> None:
         """Remove the weights of all but the best."""

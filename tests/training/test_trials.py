@@ -87,7 +87,7 @@ def test_a_single_training_is_not_taken_for_trials(tmp_path: Path) -> None:
 
 def trial(factor: float, figure: float, seconds: float = 10) -> Trial:
     return Trial(
-        factor=factor, seed=0, rank=(figure, 0.0), figure=figure, best_epoch=1, seconds=seconds
+        factor=factor, seed=0, rank=[figure, 0.0], figure=figure, best_epoch=1, seconds=seconds
     )
 
 

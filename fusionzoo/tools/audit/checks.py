@@ -17,7 +17,17 @@ from fusionzoo.datasets.media.arrays import file_of
 from fusionzoo.datasets.media.formats import SUFFIXES
 from fusionzoo.datasets.tables.paths import paths_in
 
-from .scan import FactTable, Finding, ScannedData, Values, by_share, counted, normalised, singles
+from .scan import (
+    FactTable,
+    Finding,
+    ScannedData,
+    Severity,
+    Values,
+    by_share,
+    counted,
+    normalised,
+    singles,
+)
 
 SILENT = 1e-3  # of full scale, -60 dB: the peak below which a clip is silent
 BLANK = 1.0  # grey levels of 255: standard deviation of the pixels of a blank image
@@ -289,15 +299,17 @@ def splits(scan: ScannedData) -> Iterator[Finding]:
             )
     for name in ("train", "val", "test"):
         if not counts[name]:
+            severity: Severity = "error" if name == "train" else "warning"
             advice = "assign samples to it, or remove the split column for a split by hash"
             if name == "val":
-                advice = (
+                severity, advice = (
+                    "note",
                     "nothing to do: training holds out a tenth of train (--data.val_share), or with"
-                    " --train.select last needs none"
+                    " --train.select last needs none",
                 )
             yield Finding(
                 check="missing_split",
-                severity={"train": "error", "val": "note"}.get(name, "warning"),
+                severity=severity,
                 message=f"there is no split {name!r}; those that are: {', '.join(counts)}",
                 advice=advice,
             )
