@@ -74,6 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     from fusionzoo.training import presets
+    from fusionzoo.training.build import with_linear_skip
     from fusionzoo.training.fit import check_last
     from fusionzoo.training.seeds import check_seeds
     from fusionzoo.training.tracker import Tracker
@@ -83,7 +84,8 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
     cfg, dataset = open_data(cfg, data, tracker)
     cfg, choices = presets.resolve(cfg, dataset, world)
-    tracker.say(*choices)
+    cfg, notes = with_linear_skip(cfg)
+    tracker.say(*choices, *notes)
     check_seeds(cfg)
     check_last(cfg)
     if cfg.train.trials > 1 or cfg.train.seeds > 1:

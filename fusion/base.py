@@ -276,6 +276,7 @@ class FusionEntry(Entry[Fusion]):
     reads: Literal["pooled", "tokens"] = "tokens"  # what it uses of each encoder's features
     synergy: bool = True  # whether it can express an exclusive or of two modalities
     at_least: int = 1  # modalities that it needs
+    linear_skip: bool = False  # whether training and benchmarks set `linear_skip`, unless told not to
 
     def __post_init__(self) -> None:
         check_choice(f"fusion {self.name!r}: reads", self.reads, ("pooled", "tokens"))
@@ -289,6 +290,10 @@ class FusionEntry(Entry[Fusion]):
     def hints(self) -> dict[str, Any]:
         """The types of the arguments, where they can be looked up."""
         return {**super().hints, LINEAR_SKIP.name: bool}
+
+    def to_train(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return settings for a new training, with `linear_skip` where it is measured to help."""
+        return {LINEAR_SKIP.name: True, **settings} if self.linear_skip else dict(settings)
 
     def build(self, *args: Any, linear_skip: bool = False, **settings: Any) -> Fusion:
         """Call the constructor; then add what `linear_skip` asks for."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from fusionzoo.config import RunConfig, merge
 from fusionzoo.config.flags import Tree
@@ -14,6 +16,7 @@ from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.retrieval import any_pair
+from fusionzoo.fusion import FUSIONS
 from fusionzoo.model import UnimodalHeads, create_model
 
 from .balance import StrategyInputs, build_balance
@@ -65,6 +68,20 @@ def _num_bins(encoder: Tree) -> int:
         return 0
     bins = encoder.get("bins", parameters["bins"].default)
     return bins if isinstance(bins, int) else 0  # the encoder refuses other types
+
+
+def with_linear_skip(cfg: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Give a new run's fusion its `linear_skip`, if it has one by default; return also what to say.
+
+    A run that goes on keeps the settings that it began with.
+    """
+    goes_on = cfg.resume and cfg.out is not None and (Path(cfg.out) / "config.yaml").is_file()
+    name = cfg.fusion["name"]
+    settings = FUSIONS[name].to_train(cfg.fusion)
+    if goes_on or settings == cfg.fusion:
+        return cfg, []
+    note = f"fusion {name}: trained with linear_skip (--fusion.linear_skip false: as in its paper)"
+    return replace(cfg, fusion=settings), [note]
 
 
 def build_objective(
