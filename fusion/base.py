@@ -276,7 +276,9 @@ class FusionEntry(Entry[Fusion]):
     reads: Literal["pooled", "tokens"] = "tokens"  # what it uses of each encoder's features
     synergy: bool = True  # whether it can express an exclusive or of two modalities
     at_least: int = 1  # modalities that it needs
-    linear_skip: bool = False  # whether training and benchmarks set `linear_skip`, unless told not to
+    linear_skip: bool = (
+        False  # whether training and benchmarks set `linear_skip`, unless told not to
+    )
 
     def __post_init__(self) -> None:
         check_choice(f"fusion {self.name!r}: reads", self.reads, ("pooled", "tokens"))

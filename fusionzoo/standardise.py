@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,24 +11,28 @@ from torch import Tensor, nn
 from fusionzoo.structures import Features
 
 RAW_KINDS = ("vector", "sequence")  # columns of the user's, each with a unit of its own
+Method = Literal["auto", "zscore", "minmax"]
 LENGTH = 5.0  # root mean square of the scaled vectors' lengths (results/LOG.md compares 1 to 36)
 
 
 class Moments(NamedTuple):
-    """Number, mean and summed squared deviations of rows; those of parts add up to the whole's."""
+    """Number, mean, squared deviations (summed) and range of rows; the parts' give the whole's."""
 
     num_rows: int
     mean: Tensor  # (D,) float64
     squares: Tensor  # (D,) float64
+    low: Tensor  # (D,) float64, infinite without rows
+    high: Tensor  # (D,) float64, minus infinity without rows
 
     @classmethod
     def of(cls, rows: Tensor) -> Moments:
         """Measure rows (N, D), in single precision."""
         if not len(rows):
             zeros = torch.zeros(rows.shape[1], dtype=torch.float64)
-            return cls(0, zeros, zeros)
+            return cls(0, zeros, zeros, zeros + torch.inf, zeros - torch.inf)
         variance, mean = torch.var_mean(rows.float(), dim=0, correction=0)
-        return cls(len(rows), mean.cpu().double(), variance.cpu().double() * len(rows))
+        low, high = (x.cpu().double() for x in rows.float().aminmax(dim=0))
+        return cls(len(rows), mean.cpu().double(), variance.cpu().double() * len(rows), low, high)
 
     @property
     def variance(self) -> Tensor:
@@ -41,17 +45,19 @@ class Moments(NamedTuple):
         share = other.num_rows / max(1, num_rows)
         shift = other.mean - self.mean
         squares = self.squares + other.squares + shift.square() * self.num_rows * share
-        return Moments(num_rows, self.mean + shift * share, squares)
+        low, high = self.low.minimum(other.low), self.high.maximum(other.high)
+        return Moments(num_rows, self.mean + shift * share, squares, low, high)
 
 
 class Standardise(nn.Module):
-    """Centre one modality's features and scale them to a common length.
+    """Centre one modality's features and scale them, by default to a common length.
 
     The pooled vector and the tokens have statistics of their own. An encoder's output is divided by
     a single number, which keeps the proportions of its dimensions; with `per_feature` each
-    dimension is also divided by its own std, as columns with different units need it. A
-    dimension that is constant on the training split is only centred. Buffers are stored with the
-    model.
+    dimension is also divided by its own std, as columns with different units need it. With the
+    method `zscore` each dimension has mean 0 and std 1 on the training split, with `minmax` it
+    ranges from 0 to 1. A dimension that is constant there is only centred. Buffers are stored with
+    the model.
     """
 
     pooled_mean: Tensor
@@ -78,13 +84,24 @@ class Standardise(nn.Module):
 
     @classmethod
     def from_moments(
-        cls, pooled: Moments, tokens: Moments | None = None, per_feature: bool = False
+        cls,
+        pooled: Moments,
+        tokens: Moments | None = None,
+        per_feature: bool = False,
+        method: Method = "auto",
     ) -> Standardise:
         """Return the module for training features with these moments, see `measure`."""
         module = cls(len(pooled.mean))
         for name, moments in (("pooled", pooled), ("token", tokens or pooled)):
-            module.get_buffer(f"{name}_mean").copy_(moments.mean)
-            module.get_buffer(f"{name}_scale").copy_(_scale(moments.variance, per_feature))
+            if method == "minmax" and moments.num_rows:
+                centre, width = moments.low, moments.high - moments.low
+                scale = torch.where(width > 0, width.clamp(min=1e-12).reciprocal(), 1.0)
+            elif method == "zscore":
+                centre, scale = moments.mean, _inverse_std(moments.variance)
+            else:
+                centre, scale = moments.mean, _scale(moments.variance, per_feature)
+            module.get_buffer(f"{name}_mean").copy_(centre)
+            module.get_buffer(f"{name}_scale").copy_(scale)
         return module
 
     def forward(self, features: Features) -> Features:
@@ -106,8 +123,12 @@ def _scale(variance: Tensor, per_feature: bool) -> Tensor:
         return torch.ones_like(variance)
     if not per_feature:
         return LENGTH * variance.sum().rsqrt().expand(len(variance))
-    scale = torch.where(varies, variance.clamp(min=1e-12).rsqrt(), 1.0)
-    return LENGTH * scale / varies.sum().sqrt()
+    return LENGTH * _inverse_std(variance) / varies.sum().sqrt()
+
+
+def _inverse_std(variance: Tensor) -> Tensor:
+    """Return one over the std of each dimension, 1 where it is constant: (D,)."""
+    return torch.where(variance > 1e-12, variance.clamp(min=1e-12).rsqrt(), 1.0)
 
 
 def standardise(features: Mapping[str, Features], modules: nn.ModuleDict) -> dict[str, Features]:

@@ -131,8 +131,10 @@ class TrainConfig:
     cache_frozen: Literal["auto", "on", "off"] = option(
         "auto", "run encoders that stay frozen once, and cache features; auto: where it is the same"
     )
-    standardise: Literal["auto", "off"] = option(
-        "auto", "centre and scale features of encoders that stay frozen, by the training split"
+    standardise: Literal["auto", "zscore", "minmax", "off"] = option(
+        "auto",
+        "centre and scale features of encoders that stay frozen, by the training split: auto, to"
+        " one length for each modality; zscore, each feature to std 1; minmax, each to 0 to 1; off",
     )
     calibrate: Literal["none", "temperature", "auto"] = option(
         "auto", "of the finished model, on validation data; auto: where that lowers the NLL"

@@ -99,7 +99,8 @@ def standardise_frozen(
         }
     module.model.complete(standardise=modules)
     names = ", ".join(modules)
-    return [f"{names}: features standardised by the training split (--train.standardise auto)"]
+    said = f"--train.standardise {cfg.train.standardise}"
+    return [f"{names}: features standardised by the training split ({said})"]
 
 
 def restore_standardise(model: FusionModel, weights: Mapping[str, Tensor]) -> None:
@@ -134,8 +135,10 @@ def _measure(
     shares = gather((pooled, tokens), world)
     pooled, tokens = (reduce(Moments.merge, parts) for parts in zip(*shares, strict=True))
     reads_tokens = fusion_info(cfg.fusion["name"]).reads == "tokens"
+    method = cfg.train.standardise
+    assert method != "off"
     return Standardise.from_moments(
-        pooled, tokens if reads_tokens else None, encoder.kind in RAW_KINDS
+        pooled, tokens if reads_tokens else None, encoder.kind in RAW_KINDS, method
     )
 
 

@@ -116,6 +116,24 @@ def test_training_features_of_frozen_encoders_are_centred_and_of_one_length(
     )
 
 
+@pytest.mark.parametrize("method", ["zscore", "minmax"])
+def test_each_feature_may_have_mean_0_and_std_1_or_lie_between_0_and_1(
+    method: str, tmp_path: Path
+) -> None:
+    result = run(tmp_path / "a", train={"standardise": method})
+    loaded = fusionzoo.load(tmp_path / "a").eval()
+    for model in (result.model.eval(), loaded):
+        x = model.encode(batch_of(model, "train"))["raw"]  # its last feature is constant
+        rows = x.pooled[x.mask.any(1)]
+        first, second = (
+            (rows.mean(0), rows.std(0, correction=0))
+            if method == "zscore"
+            else (rows.amin(0), rows.amax(0))
+        )
+        torch.testing.assert_close(first, torch.zeros(4), atol=1e-4, rtol=0)
+        torch.testing.assert_close(second, torch.tensor([1.0, 1, 1, 0]), atol=1e-4, rtol=0)
+
+
 def test_a_saved_model_holds_the_statistics(tmp_path: Path) -> None:
     result = run(tmp_path / "a")
     config = json.loads((tmp_path / "a" / "model" / "config.json").read_text())
@@ -245,6 +263,8 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
     assert parts.num_rows == whole.num_rows == 50
     torch.testing.assert_close(parts.mean, whole.mean)
     torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-4, atol=0)
+    assert torch.equal(parts.low, rows.double().amin(0))
+    assert torch.equal(parts.high, rows.double().amax(0))
 
 
 @pytest.mark.slow
