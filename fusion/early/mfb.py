@@ -13,7 +13,7 @@ from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._bilinear import Factors
 
 
-@FUSIONS.register(family="early", paper="Yu et al. 2017, arXiv:1708.01471", reads="pooled")
+@FUSIONS.register(family="early", paper="Yu et al. 2017, arXiv:1708.01471", reads="pooled", linear_skip=True)
 class MFB(Fusion):
     """Multiply wide projections of the modalities, sum them in groups of k, and normalise.
 

@@ -380,7 +380,7 @@ class Run:
 
     @cached_property
     def model(self) -> FusionModel:
-        """The model of the best epoch, in evaluation mode, on the CPU."""
+        """The model of the epoch that was kept, in evaluation mode, on the CPU."""
         return load(self.folder) if self.stopped_model is None else self.stopped_model.eval()
 
     @cached_property

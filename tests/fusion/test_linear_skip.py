@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 import fusionzoo
 from fusionzoo import create_fusion, create_model, fusion_info, list_fusions
-from fusionzoo.config import OptimConfig
+from fusionzoo.benchmark import candidates
+from fusionzoo.config import BenchmarkConfig, OptimConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.structures import FusionOutput
@@ -140,6 +143,43 @@ def test_every_fusion_has_the_setting_and_says_what_it_does() -> None:
         assert entry.parameters["linear_skip"].default is False
         setting = about(entry)["settings"]["linear_skip"]
         assert "linear layer" in setting.meaning
+
+
+def test_training_adds_it_where_it_helps_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"epochs": 1, "log": "none", "device": "cpu"}
+    data = {"name": "interactions", "samples": 200}
+    fusion: dict[str, Any] = {"name": "lmf", "dim": 8}
+    run = fusionzoo.train(data, fusion=fusion, out=tmp_path / "a", **common)
+    assert "lmf: trained with linear_skip" in capsys.readouterr().out
+    stored = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
+    assert stored["fusion"] == {**fusion, "linear_skip": True}
+    assert fusionzoo.load(run.folder).fusion.linear_skip is not None
+    off = {**fusion, "linear_skip": False}
+    plain = fusionzoo.train(data, fusion=off, out=tmp_path / "b", **common)
+    assert plain.model.fusion.linear_skip is None
+    # A run that began without the setting, before there was a default, goes on without it.
+    del stored["fusion"]["linear_skip"]
+    (tmp_path / "b" / "config.yaml").write_text(yaml.safe_dump({**stored, "out": None}))
+    again = fusionzoo.train(data, out=tmp_path / "b", resume=True, epochs=2)
+    assert again.model.fusion.linear_skip is None
+
+
+def test_a_benchmark_adds_it_where_it_helps_unless_told_not_to() -> None:
+    for name in list_fusions():
+        helps = fusion_info(name).linear_skip
+        assert candidates.settings_of(BenchmarkConfig(), name).get("linear_skip", False) == helps
+    off = BenchmarkConfig(fusion={"dim": 8, "linear_skip": False})
+    own = BenchmarkConfig(settings={"lmf": {"linear_skip": False}})
+    for cfg in (off, own):
+        assert candidates.settings_of(cfg, "lmf")["linear_skip"] is False
+    assert "linear_skip" not in candidates.settings_of(BenchmarkConfig(), "alone:text")
+
+
+def test_a_fusion_that_is_built_in_python_and_one_saved_without_the_setting_have_none() -> None:
+    for name in (name for name in list_fusions() if fusion_info(name).linear_skip):
+        assert create_fusion(name, DIMS, 8, 4).linear_skip is None
 
 
 def test_without_it_nothing_is_added_and_no_random_number_drawn() -> None:
