@@ -198,6 +198,9 @@ def _with_own_target(settings: dict[str, Any]) -> Completed:
     """Return the settings of a file that must have a column `target`, as none is named."""
     loaded = load_table_of(settings)
     named = {fold(name) for name in (*loaded.table.column_names, *(settings.get("columns") or {}))}
+    declared = read_declared(loaded.table, loaded.source).target
+    if declared and "target" not in named:
+        return complete(settings, declared, to_train=True)
     if "target" not in named:
         raise FusionZooError(
             f"{loaded.source} has no column 'target': --target names the column to predict, of"

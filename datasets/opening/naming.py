@@ -29,7 +29,7 @@ def settings_of(data: Any) -> dict[str, Any]:
     """Return the name and settings with which `create_dataset` opens what `data` is.
 
     - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines, Parquet, .xlsx or .ods file, of a folder of shards
+    - the path of a CSV, TSV, JSON lines, Parquet, .xlsx, .ods, .mat or .npz file, of a folder of shards
       (Parquet or tar files) or of class folders; the URL of a folder of shards, `s3://bucket/shards`;
     - a table or data set in memory: settings whose `root` is that object.
     """

@@ -1,4 +1,4 @@
-"""Read the file of a table, chosen by its ending: CSV, TSV, JSON lines, Parquet, .xlsx, .ods."""
+"""Read the file of a table, chosen by its ending: CSV, JSON lines, Parquet, .xlsx, .ods, .mat."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
+from ..media.arrays import ZIP
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode
 from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
+from .array_files import read_array_file
 from .open_document import read_sheets
 from .table_settings import TableSettings
 from .text_tables import (
@@ -349,7 +351,8 @@ def _check_ending(path: Path) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if head.startswith(b"pk\x03\x04") and not is_workbook(path):
+    is_zip = is_workbook(path) or table_suffix(path) in ZIP
+    if head.startswith(b"pk\x03\x04") and not is_zip:
         raise FusionZooError(
             f"{path} is a ZIP archive, as {' and '.join(_workbooks())} are: rename it if it is a"
             " workbook"
@@ -431,6 +434,11 @@ def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Pro
 @_reads(".parquet", has_nulls=True)
 def _read_parquet(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     return mark_index(read_parquet(path)), Provenance()
+
+
+@_reads(".mat", ".npz", has_nulls=True)
+def _read_arrays(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return read_array_file(path)
 
 
 @_reads(".xlsx", sheet_names=_sheets_of_excel)
