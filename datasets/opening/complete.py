@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +19,7 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import KINDS
 
-from ..media.arrays import DIMENSIONS
+from ..media.arrays import DIMENSIONS, find_item
 from ..sources.cell_kinds import (
     CATEGORY,
     DATE,
@@ -380,19 +379,20 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
 
 
 def _with_dimensions(finding: ColumnFinding, done: Completed) -> ColumnFinding:
-    """Return whether a column of .npy files holds vectors or sequences, by the first of them."""
+    """Return whether a column of arrays holds vectors or sequences, by the first of them."""
     cell = next(x for x in done.table[finding.name].to_pylist() if x and x.strip())
     top = Path((done.loaded and done.loaded.root) or "").resolve()
-    file = (top / cell.strip()).resolve()
+    item = find_item(cell.strip(), top)
+    assert item is not None
     problem = "its folder is another one"
-    if file.is_relative_to(top) or done.settings.get("allow_outside"):
+    if item.path.resolve().is_relative_to(top) or done.settings.get("allow_outside"):
         try:
-            num_dimensions = np.load(file, mmap_mode="r", allow_pickle=False).ndim
+            num_dimensions = len(item.shape)
             kind = next((x for x, n in DIMENSIONS.items() if n == num_dimensions), OTHER)
             if kind != OTHER:
                 return replace(finding, kind=kind)
             problem = f"it has {num_dimensions} dimensions"
-        except (OSError, ValueError) as error:
+        except FusionZooError as error:
             problem = one_line(error)
     return ColumnFinding(finding.name, OTHER, f"arrays such as {cell!r}: {problem}")
 

@@ -1,4 +1,4 @@
-"""Files of views and labels as papers ship them, .mat (v5 and v7.3) and .npz, read as a table.
+"""Views and labels as papers ship them, read as a table: .mat (v5, v7.3), .npz, folders of CSV.
 
 Shapes: `N` samples, `D` width of a view, `K` classes.
 """
@@ -37,7 +37,7 @@ SPLITS = {
     **dict.fromkeys(("test", "te", "tst"), "test"),
 }
 PART = re.compile(rf"(?P<base>.*[^_])_(?P<split>{'|'.join(SPLITS)})", re.I)
-NUMBERED = re.compile(r"(?P<stem>.*[^0-9])(?P<number>[0-9]+)")
+NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]+)")
 HDF5_STARTS = (b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n")
 COMPRESSED = 15  # type of an element of a .mat file that zlib compressed
 MAT_HEADER = 128  # bytes before the first element
@@ -86,8 +86,22 @@ class _File:
         return FusionZooError(f"{self.path} {problem}. It holds {holds}; {HOW_TO_SAVE}")
 
 
+def is_view_folder(folder: Path) -> bool:
+    """Whether a folder holds a CSV per view and one of labels, of a train and a test split.
+
+    ROSMAP and BRCA are so: `1_tr.csv`, `2_tr.csv`, `labels_tr.csv`, `1_te.csv`, ...
+    """
+    stems = [path.stem for path in folder.glob("*.csv")]
+    matches = [match for stem in stems if (match := PART.fullmatch(stem))]
+    bases = [x["base"] for x in matches if SPLITS[x["split"].lower()] == "train"]
+    labels = [base for base in bases if _letters(base) in map(_letters, LABELS)]
+    return 0 < len(labels) < len(bases)
+
+
 def read_array_file(path: Path) -> tuple[pa.Table, Provenance]:
-    """Read a .mat or .npz file: a column of lists per view, `label`, and `split` if names say it.
+    """Read a .mat or .npz file, or a folder of CSV files that `is_view_folder` knows.
+
+    Returns a column of lists per view, `label`, and `split` if names say it.
 
     Views are a cell array (named view1, view2, ...), arrays numbered alike (x1, x2, ...), or else
     all arrays with as many rows, or columns, as there are labels.
@@ -96,8 +110,11 @@ def read_array_file(path: Path) -> tuple[pa.Table, Provenance]:
         FusionZooError: no views, no labels, or numbers of samples that differ; it names all
             variables with their shapes
     """
-    is_zip = path.suffix.lower() == ".npz"
-    file = _File(path, _read_npz(path) if is_zip else _read_mat(path))
+    if path.is_dir():
+        variables = _read_folder(path)
+    else:
+        variables = _read_npz(path) if path.suffix.lower() == ".npz" else _read_mat(path)
+    file = _File(path, variables)
     by_split = _by_split(file)
     parts = {split: _read_part(file, split, names) for split, names in by_split.items()}
     columns, kinds = _joined_views(file, parts)
@@ -187,7 +204,7 @@ def _find_views(given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], set[st
             stems.setdefault(match["stem"].lower(), []).append(name)
     numbered = max(stems.values(), key=len, default=[])
     if len(numbered) > 1:
-        order = sorted(numbered, key=lambda x: int(re.sub(r".*[^0-9]", "", x)))
+        order = sorted(numbered, key=_number)
         return {x: arrays[x] for x in order}, {*order}, True
     # A row or column of numbers, such as indices, is no view unless it is named as one.
     wide = {x: y for x, y in arrays.items() if min(y.shape) > 1}
@@ -195,6 +212,11 @@ def _find_views(given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], set[st
     if named and len(wide) == len(named):
         return named, {*named}, True
     return wide, {*wide}, False
+
+
+def _number(name: str) -> int:
+    match = NUMBERED.fullmatch(name)
+    return int(match["number"]) if match else 0
 
 
 def _are_matrices(values: Sequence[Any]) -> bool:
@@ -235,7 +257,9 @@ def _oriented(
     if square:
         reason = "as in the other views" if clear else "rows are samples"
         side = "columns" if by_columns else "rows"
-        notes.append(f"{', '.join(square)} of {count} x {count}: its {side} are samples ({reason})")
+        notes.append(
+            f"{', '.join(square)}{of_split} is {count} x {count}: its {side} are samples ({reason})"
+        )
     return oriented, notes
 
 
@@ -259,7 +283,7 @@ def _joined_views(
         values = np.concatenate(arrays)
         if np.iscomplexobj(values):
             raise file.refuse(f"has complex numbers in {name}")
-        modality = name_modality(LABEL + "_view" if name == LABEL else name)
+        modality = name_modality(f"view{name}" if name.isdigit() else name)
         columns[modality] = _lists(values)
         kinds[modality] = "vector" if values.ndim == 2 else "sequence"
     return columns, kinds
@@ -323,6 +347,31 @@ def _plain_labels(values: np.ndarray) -> pa.Array:
         whole = np.where(known, values, 0).astype(np.int64)
         return pa.array(whole, mask=~known)
     return pa.array(values.astype(np.float64), mask=~known)
+
+
+# ---- a folder of CSV files
+
+
+def _read_folder(folder: Path) -> dict[str, Any]:
+    """Return the numbers of each .csv file of a folder by its stem; of text only that it is."""
+    return {path.stem: _read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def _read_csv(path: Path) -> np.ndarray | Unread:
+    """Return the numbers (N, D) of a file, with or without a header; what it is if it has text."""
+    import pyarrow.csv as pv
+
+    kinds = pv.ConvertOptions(null_values=["", "NA", "nan", "NaN"])
+    for skipped in (0, 1):
+        options = pv.ReadOptions(skip_rows=skipped, autogenerate_column_names=True)
+        try:
+            table = pv.read_csv(path, read_options=options, convert_options=kinds)
+        except pa.ArrowInvalid as error:
+            raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
+        if not any(pa.types.is_string(column.type) for column in table.columns):
+            columns = [column.cast(pa.float64()).to_numpy() for column in table.columns]
+            return np.stack(columns, axis=1)
+    return Unread("text")
 
 
 # ---- .npz

@@ -23,8 +23,9 @@ from ..tables.arrow import check_unicode
 from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
 from .array_files import read_array_file
+from .infer import POINT
 from .open_document import read_sheets
-from .table_settings import TableSettings
+from .table_settings import NO_HEADER, TableSettings
 from .text_tables import (
     DELIMITERS,
     TextFile,
@@ -41,6 +42,7 @@ NO_TABLES = {  # start of a file in lower case -> what it is and what to do
     b"%pdf-": "a PDF, no table: save the table as CSV",
     b"version https://git-lfs": "a pointer of Git LFS, no table: `git lfs pull` fetches the file",
 }
+MAX_NAMES = 4  # of columns in a message about a header
 MAX_GAP = 10_000  # empty rows in a row; a million of them take seconds
 MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
@@ -379,11 +381,33 @@ def _read_text(
     path: Path, settings: TableSettings, usual_delimiter: str
 ) -> tuple[pa.Table, Provenance]:
     file, reading = _text_file(path, settings)
-    table, numbers, delimiter = read_delimited(file, settings.delimiter)
-    _check_header(path, table, numbers)
+    has_header = settings.header != NO_HEADER
+    table, numbers, delimiter = read_delimited(file, settings.delimiter, has_header=has_header)
+    if has_header:
+        _check_header(path, table, numbers)
+    if not settings.header and (note := _numbers_as_header(path, table.column_names)):
+        reading = (note, *reading)
     if delimiter != usual_delimiter:
         reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
     return table, Provenance(row_numbers=numbers, reading=reading)
+
+
+def _numbers_as_header(path: Path, names: Sequence[str]) -> str:
+    """Say that a first row looks like numbers; an error if no header would hold such numbers.
+
+    A header of 0, 1, 2, ... is that of a DataFrame without names.
+    """
+    if not all(POINT.fullmatch(name.strip()) for name in names) or names == [
+        str(x) for x in range(len(names))
+    ]:
+        return ""
+    shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    if len({*names}) == len(names) and all(name.strip().isdigit() for name in names):
+        return f"the first row, {shown}, as names of columns (--data.header none: it is a row)"
+    raise FusionZooError(
+        f"{path} has numbers in its first row: {shown}. --data.header none reads it as a row, and"
+        " calls the columns c1, c2, ...; --data.header first takes the numbers as names"
+    )
 
 
 def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str, ...]]:

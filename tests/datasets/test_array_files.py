@@ -1,4 +1,4 @@
-"""Files of views as papers ship them: .mat of both versions, .npz, splits in names, refusals."""
+"""What papers ship: .mat of both versions, .npz, folders of numbers, tables without a header."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from scipy.io import savemat
 import fusionzoo as fz
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.cli import main
+from fusionzoo.datasets.opening.complete import complete
+from fusionzoo.datasets.sources.table_files import read_table
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 
@@ -129,6 +132,51 @@ def test_other_files_are_refused_with_what_they_hold(
     with pytest.raises(FusionZooError) as caught:
         create_dataset(str(tmp_path / "a.mat"))
     assert words in str(caught.value) and str(caught.value).startswith(str(tmp_path / "a.mat"))
+
+
+def test_a_folder_of_numbers_with_labels_apart_is_one_data_set(tmp_path: Path) -> None:
+    parts = {"tr": slice(0, 40), "te": slice(40, N)}
+    for split, rows in parts.items():
+        for name, values in {"1": A, "2": B, "labels": Y}.items():
+            np.savetxt(tmp_path / f"{name}_{split}.csv", values[rows], delimiter=",")
+    (tmp_path / "1_featname.csv").write_text("BRCA1\nTP53\n")
+    dataset = create_dataset(str(tmp_path))
+    check(dataset)
+    assert dataset.split_names == ["train"] * 40 + ["test"] * 20
+    assert "left out: 1_featname" in "\n".join(data_summary(dataset))
+    np.savetxt(tmp_path / "2_te.csv", B, delimiter=",")
+    with pytest.raises(FusionZooError, match=r"neither rows nor columns of 2 \(60 x 2\)"):
+        create_dataset(str(tmp_path))
+
+
+def test_a_table_without_a_header_is_read_by_one_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.csv"
+    np.savetxt(path, np.c_[A, Y], delimiter=",", fmt=["%.6f"] * 5 + ["%d"])
+    with pytest.raises(FusionZooError, match=r"first row: .* header=.none. reads"):
+        create_dataset(str(path))
+    assert main(["data", "check", str(path), "--target", "c6", "--header", "none"]) == 0
+    assert "60 samples, fit" in capsys.readouterr().out
+    path.write_text("1,2,3\n" * 9 + "4,5\n")
+    with pytest.raises(FusionZooError, match=r"row 10: 2 cells, but the first row has 3"):
+        create_dataset(str(path), header="none")
+    with pytest.raises(FusionZooError, match=r"header.*no.* is neither 'none' nor 'first'"):
+        create_dataset(str(path), header="no")
+    for text, words in (("2019,2020\n1,2\n3,4\n", "--data.header none"), ("0,1\n1,2\n", "")):
+        path.write_text(text)
+        reading = read_table(path, TableSettings())[1].reading
+        assert words in "".join(reading) and bool(words) == bool(reading)
+
+
+def test_rows_of_arrays_in_cells_are_vectors_without_a_setting(tmp_path: Path) -> None:
+    np.save(tmp_path / "v0.npy", A)
+    np.savez(tmp_path / "v1.npz", a=A[:, None])
+    rows = [f"v0.npy[{row}],v1.npz::a[{row}],c{Y[row]}\n" for row in range(N)]
+    (tmp_path / "a.csv").write_text("first,second,label\n" + "".join(rows))
+    done = complete({"name": str(tmp_path / "a.csv")}, "label")
+    assert done.settings["columns"]["vector"] == "first"
+    assert done.settings["columns"]["sequence"] == "second"
 
 
 def test_pickles_are_never_loaded_and_bombs_never_unpacked(
