@@ -20,6 +20,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import KINDS
 
 from ..media.arrays import DIMENSIONS, find_item
+from ..sources.array_files import is_view_folder
 from ..sources.cell_kinds import (
     CATEGORY,
     DATE,
@@ -154,7 +155,8 @@ def complete(
     """
     chosen = resolve_name(settings)
     if not target:
-        is_file = isinstance(chosen.get("root"), str) and Path(chosen["root"]).is_file()
+        path = Path(chosen["root"]).expanduser() if isinstance(chosen.get("root"), str) else None
+        is_file = path is not None and (path.is_file() or is_view_folder(path))
         is_open = infer_kinds and not known and not {"join", "targets"} & chosen.keys()
         if to_train and is_file and is_open:
             return _with_own_target(chosen)
@@ -461,6 +463,9 @@ def _explicit(
     ids = [x.name for x in findings if x.kind == ID and _is_complete(table[x.name])]
     if ids and "id" not in columns and not any(fold(x) == "id" for x in table.column_names):
         columns["id"] = ids[0]
+    declared = read_declared(table, done.source)
+    if declared.target:  # of views: a DataFrame of the same columns declares nothing
+        kinds = {**declared.kinds, **kinds}
     chosen = {**settings, "columns": columns, "kinds": kinds}
     if group is not None:
         chosen["group_column"] = group

@@ -220,3 +220,6 @@ def test_a_file_trains_converts_and_its_model_reads_another(tmp_path: Path) -> N
     check(create_dataset(out))
     answers = fz.predict(run, str(tmp_path / "b.mat"))
     assert len(answers) == N and {"p_1", "p_2", "p_3"} <= {*answers.column_names}
+    rows = [{"view1": A[row], "view2": B[row]} for row in range(2)]
+    probabilities = [row["p_1"] for row in fz.predict(run, rows)]
+    assert probabilities == pytest.approx(answers["p_1"][:2].to_pylist(), rel=1e-4)
