@@ -18,17 +18,18 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, one_line
 
 from ..media.arrays import NUMBERS, WORDS, array_names, hdf5, is_stored_elsewhere, open_array
 from ..media.budgets import check_expansion
 from ..tables.provenance import FUSIONZOO, TARGET, Provenance
-from ..tables.table import name_modality
+from ..tables.table import ROLES, name_modality
 
 LABEL = "label"  # the column of labels
-LABELS = (  # names of arrays of labels, of several the first; in lower case, letters only
-    *("gt", "gnd", "truth", "truth labels", "true label", "true labels", "ground truth", "label"),
-    *("labels", "target", "targets", "class", "classes", "y"),
+LABELS = (  # names of arrays of labels, as `_letters` returns them; of several the first is read
+    *("gt", "gnd", "truth", "truelabel", "truelabels", "groundtruth", "label", "labels"),
+    *("y", "target", "targets", "class", "classes"),
 )
 VIEWS = ("x", "data", "views", "view", "fea", "feature", "features")
 SPLITS = {
@@ -94,7 +95,7 @@ def is_view_folder(folder: Path) -> bool:
     stems = [path.stem for path in folder.glob("*.csv")]
     matches = [match for stem in stems if (match := PART.fullmatch(stem))]
     bases = [x["base"] for x in matches if SPLITS[x["split"].lower()] == "train"]
-    labels = [base for base in bases if _letters(base) in map(_letters, LABELS)]
+    labels = [base for base in bases if _letters(base) in LABELS]
     return 0 < len(labels) < len(bases)
 
 
@@ -162,11 +163,12 @@ def _by_split(file: _File) -> dict[str, dict[str, str]]:
 def _read_part(file: _File, split: str, names: Mapping[str, str]) -> _Part:
     """Read the views and labels of a split from the variables `names`, by name without it."""
     of_split = f" for the split {split}" if split else ""
-    label = next((x for word in LABELS for x in names if _letters(x) == _letters(word)), None)
+    label = next((x for word in LABELS for x in names if _letters(x) == word), None)
     if label is None:
         raise file.refuse(f"has no labels{of_split}")
     given = {x: file.variables[name] for x, name in names.items() if x != label}
-    views, used, is_named = _find_views(given)
+    # Labels written in two ways are no view, which would tell the target.
+    views, used, is_named = _find_views({x: y for x, y in given.items() if not _is_label(x, y)})
     if not views:
         raise file.refuse(f"has no views{of_split}")
     labels, note = _read_labels(file, names[label], _sizes(views))
@@ -180,6 +182,13 @@ def _read_part(file: _File, split: str, names: Mapping[str, str]) -> _Part:
     file.used |= {names[label], *(names[x] for x in used)}
     views, notes = _oriented(file, views, count, of_split)
     return _Part(views=views, labels=labels, notes=(*notes, *note))
+
+
+def _is_label(name: str, value: Any) -> bool:
+    """Whether a variable is called as labels are; Y may be a view beside a view X."""
+    word = _letters(name)
+    is_view = word == "y" and _are_matrices([value]) and not np.isin(value, (0, 1)).all()
+    return word in LABELS and not (is_view and min(value.shape) > 1)
 
 
 def _letters(name: str) -> str:
@@ -227,8 +236,9 @@ def _are_matrices(values: Sequence[Any]) -> bool:
 
 
 def _sizes(views: Mapping[str, np.ndarray]) -> set[int]:
-    """Return the numbers that all views have as a side: those of samples, perhaps."""
-    return set.intersection(*({*x.shape[:2]} for x in views.values()))
+    """Return the numbers that all arrays have as a side, or some: those of samples, perhaps."""
+    sides = [{*x.shape[:2]} for x in views.values()]
+    return set.intersection(*sides) or set.union(*sides)
 
 
 def _oriented(
@@ -281,9 +291,8 @@ def _joined_views(
         if len({x.shape[1:] for x in arrays}) > 1:
             raise file.refuse(f"has the view {name} in several widths")
         values = np.concatenate(arrays)
-        if np.iscomplexobj(values):
-            raise file.refuse(f"has complex numbers in {name}")
         modality = name_modality(f"view{name}" if name.isdigit() else name)
+        modality = f"my_{modality}" if fold(modality) in (*ROLES, "group") else modality
         columns[modality] = _lists(values)
         kinds[modality] = "vector" if values.ndim == 2 else "sequence"
     return columns, kinds
@@ -308,7 +317,7 @@ def _read_labels(file: _File, name: str, sizes: set[int]) -> tuple[pa.Array, tup
         raise file.refuse(f"has labels {name} that are not read")
     if value.dtype.kind == "U":
         return pa.array([str(x).strip() for x in value.ravel()], pa.string()), ()
-    if value.size in sizes or value.ndim < 2 or min(value.shape) == 1:
+    if value.ndim < 2 or min(value.shape) == 1:
         return _plain_labels(value.ravel(order="F")), ()
     is_binary = value.ndim == 2 and bool(np.isin(value, (0, 1)).all())
     if not is_binary:
@@ -423,7 +432,7 @@ def _plain(value: Any) -> Any:
         return Unread("struct")
     if value.dtype == object:
         return [_plain(x) for x in value.ravel(order="F")]
-    return value if value.dtype.kind in NUMBERS + "cU" else Unread(str(value.dtype))
+    return value if value.dtype.kind in NUMBERS + "U" else Unread(str(value.dtype))
 
 
 def _check_compressed(path: Path, file: BinaryIO, head: bytes) -> None:

@@ -77,6 +77,9 @@ def check(dataset: PairedDataset, first: str = "view1", second: str = "view2") -
         ("v73.mat", {"x1": A, "x2": B, "gt": np.eye(3)[Y - 1]}, ("x1", "x2")),
         ("a.npz", {"x_2": B, "x_1": A, "y": Y}, ("x_1", "x_2")),
         ("a.npz", {"sound": A, "film": B, "label": Y.astype("S"), "seed": 3}, ("sound", "film")),
+        ("v5.mat", {"A": A, "B": B, "gt": Y, "labels": np.eye(3)[Y - 1]}, ("A", "B")),
+        ("a.npz", {"id": A, "group": B, "target": Y}, ("my_id", "my_group")),
+        ("v5.mat", {"X": A, "Y": B, "label": Y, "more": np.eye(7)}, ("X", "Y")),
     ],
 )
 def test_views_and_labels_are_found_by_names_and_shapes(
