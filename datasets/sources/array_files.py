@@ -42,6 +42,7 @@ NUMBERED = re.compile(r"(?P<stem>.*?)(?P<number>[0-9]+)")
 HDF5_STARTS = (b"MATLAB 7.3", b"\x89HDF\r\n\x1a\n")
 COMPRESSED = 15  # type of an element of a .mat file that zlib compressed
 MAT_HEADER = 128  # bytes before the first element
+MAX_WHOLE = 2.0**53  # whole numbers from here on are not all float64
 MAX_SHOWN = 20  # variables that a message names
 HOW_TO_SAVE = (
     "expected views as a cell array X, as x1, x2, ..., or as arrays of names of your own, and a"
@@ -293,14 +294,18 @@ def _joined_views(
         values = np.concatenate(arrays)
         modality = name_modality(f"view{name}" if name.isdigit() else name)
         modality = f"my_{modality}" if fold(modality) in (*ROLES, "group") else modality
-        columns[modality] = _lists(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers = np.ascontiguousarray(values, np.float32)
+        if (np.isinf(numbers) & np.isfinite(values)).any():
+            raise file.refuse(f"has numbers in {name} beyond those of float32")
+        columns[modality] = _lists(numbers)
         kinds[modality] = "vector" if values.ndim == 2 else "sequence"
     return columns, kinds
 
 
 def _lists(values: np.ndarray) -> pa.Array:
-    """Return an array (N, D) or (N, T, D) as lists of float32, or lists of such lists."""
-    column = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+    """Return an array (N, D) or (N, T, D) as lists of numbers, or lists of such lists."""
+    column = pa.array(values.reshape(-1))
     for depth in range(values.ndim - 1, 0, -1):
         count, width = math.prod(values.shape[:depth]), values.shape[depth]
         offsets = pa.array(np.arange(count + 1, dtype=np.int64) * width)
@@ -352,7 +357,8 @@ def _plain_labels(values: np.ndarray) -> pa.Array:
     if values.dtype.kind in "biu":
         return pa.array(values.astype(np.int64))
     known = np.isfinite(values)
-    if (values[known] == np.round(values[known])).all():
+    numbers = values[known]
+    if (numbers == np.round(numbers)).all() and (np.abs(numbers) < MAX_WHOLE).all():
         whole = np.where(known, values, 0).astype(np.int64)
         return pa.array(whole, mask=~known)
     return pa.array(values.astype(np.float64), mask=~known)
@@ -465,13 +471,15 @@ def _read_hdf5(path: Path) -> dict[str, Any]:
         h5py = hdf5()
     except FusionZooError as error:
         raise FusionZooError(f"{path} is of MATLAB 7.3: {error}, or save it as -v7") from error
-    with h5py.File(path, "r") as file:
-        names = [
-            name
-            for name in file
-            if not name.startswith("#") and isinstance(file.get(name, getlink=True), h5py.HardLink)
-        ]
-        return {name: _read_object(path, file, file[name]) for name in names}
+    try:
+        with h5py.File(path, "r") as file:
+            is_plain = {x: isinstance(file.get(x, getlink=True), h5py.HardLink) for x in file}
+            names = [name for name in file if is_plain[name] and not name.startswith("#")]
+            return {name: _read_object(path, file, file[name]) for name in names}
+    except FusionZooError:
+        raise
+    except Exception as error:  # h5py raises many types for a damaged file
+        raise FusionZooError(f"{path} cannot be read as .mat: {one_line(error)}") from error
 
 
 def _read_object(path: Path, file: Any, stored: Any, *, in_cell: bool = False) -> Any:

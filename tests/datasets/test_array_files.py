@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ def test_a_square_view_is_as_the_others_are_which_is_said(tmp_path: Path) -> Non
         ({"x1": A, "x2": B}, "has no labels. It holds x1 (60 x 5), x2 (60 x 2); expected views"),
         ({"Y": Y, "name": "me"}, "has no views. It holds Y (1 x 60), name (1)"),
         ({"x1": A, "x2": B[:50], "Y": Y}, "fit neither rows nor columns of x2 (50 x 2)"),
+        ({"x1": A, "x2": B * 1e39, "Y": Y}, "has numbers in x2 beyond those of float32"),
         ({"A": A[:9], "Y": Y}, "has 60 labels, and no array of as many samples"),
         ({"X": cells(A, B), "s": {"a": 1}, "t": 0}, "X (cells of (60 x 5), (60 x 2)), s (struct)"),
         ({"x_train": A, "y_train": Y, "x_test": A[:, :3], "y_test": Y}, "view x in several widths"),
@@ -208,6 +210,11 @@ def test_damaged_files_and_a_missing_package_are_one_error(
         with pytest.raises(FusionZooError, match=r"b\.mat"):
             create_dataset(str(tmp_path / "b.mat"))
     save_v73(tmp_path / "c.mat", {"x1": A, "x2": B, "gt": Y})
+    whole = (tmp_path / "c.mat").read_bytes()
+    for start in range(512, 2000, 40):  # of HDF5's tables
+        (tmp_path / "b.mat").write_bytes(whole[:start] + b"\xa5" * 40 + whole[start + 40 :])
+        with suppress(FusionZooError):
+            create_dataset(str(tmp_path / "b.mat"))
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(FusionZooError, match=r"c\.mat is of MATLAB 7\.3: .*fusionzoo\[hdf5\]"):
         create_dataset(str(tmp_path / "c.mat"))
