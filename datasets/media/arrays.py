@@ -100,7 +100,7 @@ def array_names(path: Path) -> list[str]:
             with zipfile.ZipFile(path) as archive:
                 return [name.removesuffix(".npy") for name in archive.namelist()]
         if path.suffix.lower() in HDF5:
-            with _hdf5().File(path, "r") as file:
+            with hdf5().File(path, "r") as file:
                 return _dataset_names(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise FusionZooError(f"{path} cannot be opened: {one_line(error)}") from error
@@ -111,9 +111,9 @@ def group_names(path: Path, key: str) -> list[str] | None:
     """Return the names of the datasets in an HDF5 group; None if `key` is no group."""
     if path.suffix.lower() not in HDF5:
         return None
-    with _hdf5().File(path, "r") as file:
+    with hdf5().File(path, "r") as file:
         target = _follow(file, key, path)
-        return _dataset_names(target) if isinstance(target, _hdf5().Group) else None
+        return _dataset_names(target) if isinstance(target, hdf5().Group) else None
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +185,8 @@ def _choose(key: str, names: list[str], path: Path) -> str:
 # ---- HDF5
 
 
-def _hdf5() -> Any:
+def hdf5() -> Any:
+    """Return the package h5py, or say how to install it."""
     try:
         import h5py
     except ImportError as error:
@@ -197,23 +198,28 @@ def _hdf5() -> Any:
 
 def _open_dataset(path: Path, key: str) -> Any:
     """Open a dataset; one that reads other files is an error."""
-    h5py = _hdf5()
+    h5py = hdf5()
     file = h5py.File(path, "r")
     if not key:
         key = _choose(key, _dataset_names(file), path)
     dataset = _follow(file, key, path)
     if not isinstance(dataset, h5py.Dataset):
         raise FusionZooError(f"{path}::{key} is a group of {', '.join(_dataset_names(dataset))}")
-    if dataset.external or dataset.is_virtual:
+    if is_stored_elsewhere(dataset):
         raise FusionZooError(f"{path}::{key} is stored in other files, which are not read")
     if math.prod(dataset.chunks or (1,)) * dataset.dtype.itemsize > MAX_LOADED:
         raise FusionZooError(f"{path}::{key} has chunks of {dataset.chunks}, too large to load")
     return dataset
 
 
+def is_stored_elsewhere(dataset: Any) -> bool:
+    """Whether an HDF5 dataset reads other files."""
+    return bool(dataset.external or dataset.is_virtual)
+
+
 def _follow(file: Any, key: str, path: Path) -> Any:
     """Return what a key names; links, which may lead to other files, are an error."""
-    h5py = _hdf5()
+    h5py = hdf5()
     target = file
     for part in key.split("/"):
         names = list(target) if isinstance(target, h5py.Group) else []
@@ -227,7 +233,7 @@ def _follow(file: Any, key: str, path: Path) -> Any:
 
 def _dataset_names(group: Any) -> list[str]:
     """Return the names of the datasets directly in a group, links left out."""
-    h5py = _hdf5()
+    h5py = hdf5()
     return [
         name
         for name in group

@@ -26,7 +26,7 @@ from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_w
 
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
-    *("paths", "join", "on", "how", "frames", "sample_rate", "fields"),
+    *("paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
 )
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
 UNITS = (  # with which names of columns end

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +19,8 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 from fusionzoo.structures import KINDS
 
-from ..media.arrays import DIMENSIONS
+from ..media.arrays import DIMENSIONS, find_item
+from ..sources.array_files import is_view_folder
 from ..sources.cell_kinds import (
     CATEGORY,
     DATE,
@@ -155,7 +155,8 @@ def complete(
     """
     chosen = resolve_name(settings)
     if not target:
-        is_file = isinstance(chosen.get("root"), str) and Path(chosen["root"]).is_file()
+        path = Path(chosen["root"]).expanduser() if isinstance(chosen.get("root"), str) else None
+        is_file = path is not None and (path.is_file() or is_view_folder(path))
         is_open = infer_kinds and not known and not {"join", "targets"} & chosen.keys()
         if to_train and is_file and is_open:
             return _with_own_target(chosen)
@@ -198,6 +199,9 @@ def _with_own_target(settings: dict[str, Any]) -> Completed:
     """Return the settings of a file that must have a column `target`, as none is named."""
     loaded = load_table_of(settings)
     named = {fold(name) for name in (*loaded.table.column_names, *(settings.get("columns") or {}))}
+    declared = read_declared(loaded.table, loaded.source).target
+    if declared and "target" not in named:
+        return complete(settings, declared, to_train=True)
     if "target" not in named:
         raise FusionZooError(
             f"{loaded.source} has no column 'target': --target names the column to predict, of"
@@ -377,19 +381,20 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
 
 
 def _with_dimensions(finding: ColumnFinding, done: Completed) -> ColumnFinding:
-    """Return whether a column of .npy files holds vectors or sequences, by the first of them."""
+    """Return whether a column of arrays holds vectors or sequences, by the first of them."""
     cell = next(x for x in done.table[finding.name].to_pylist() if x and x.strip())
     top = Path((done.loaded and done.loaded.root) or "").resolve()
-    file = (top / cell.strip()).resolve()
+    item = find_item(cell.strip(), top)
+    assert item is not None
     problem = "its folder is another one"
-    if file.is_relative_to(top) or done.settings.get("allow_outside"):
+    if item.path.resolve().is_relative_to(top) or done.settings.get("allow_outside"):
         try:
-            num_dimensions = np.load(file, mmap_mode="r", allow_pickle=False).ndim
+            num_dimensions = len(item.shape)
             kind = next((x for x, n in DIMENSIONS.items() if n == num_dimensions), OTHER)
             if kind != OTHER:
                 return replace(finding, kind=kind)
             problem = f"it has {num_dimensions} dimensions"
-        except (OSError, ValueError) as error:
+        except FusionZooError as error:
             problem = one_line(error)
     return ColumnFinding(finding.name, OTHER, f"arrays such as {cell!r}: {problem}")
 
@@ -458,6 +463,9 @@ def _explicit(
     ids = [x.name for x in findings if x.kind == ID and _is_complete(table[x.name])]
     if ids and "id" not in columns and not any(fold(x) == "id" for x in table.column_names):
         columns["id"] = ids[0]
+    declared = read_declared(table, done.source)
+    if declared.target:  # of views: a DataFrame of the same columns declares nothing
+        kinds = {**declared.kinds, **kinds}
     chosen = {**settings, "columns": columns, "kinds": kinds}
     if group is not None:
         chosen["group_column"] = group

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..shards.storage import is_url
+from ..sources.array_files import is_view_folder, read_array_file
 from ..sources.table_files import READERS, read_table, table_suffix
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import with_text_of_uuids
@@ -35,6 +36,9 @@ def _load(settings: TableSettings) -> Loaded:
         loaded = open_shards(root)
         if loaded is not None:
             return loaded
+        if path.is_dir() and is_view_folder(path):
+            table, provenance = read_array_file(path)
+            return Loaded(table=table, source=str(path), root=path, provenance=provenance)
     table, provenance = read_table(path, settings)
     return Loaded(
         table=table,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.errors import FusionZooError, did_you_mean
 
 from ..shards.storage import is_url
+from ..sources.array_files import is_view_folder
 from ..sources.table_files import READERS, table_suffix
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     """Return the name and settings with which `create_dataset` opens what `data` is.
 
     - `"digits"`: a data set's name; `{"name": "digits", "missing": 0.3}`: with settings;
-    - the path of a CSV, TSV, JSON lines, Parquet, .xlsx or .ods file, of a folder of shards
-      (Parquet or tar files) or of class folders; the URL of a folder of shards, `s3://bucket/shards`;
+    - the path of a CSV, TSV, JSON lines, Parquet, .xlsx, .ods, .mat or .npz file, of a folder of
+      shards (Parquet or tar files) or of class folders; the URL of such shards, `s3://bucket/x`;
     - a table or data set in memory: settings whose `root` is that object.
     """
     if isinstance(data, str) and is_name(data):
@@ -54,7 +55,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     if path.is_dir():
         from ..shards.read import is_sharded
 
-        return {"name": "manifest" if is_sharded(path) else "folders", "root": str(path)}
+        as_table = is_sharded(path) or is_view_folder(path)
+        return {"name": "manifest" if as_table else "folders", "root": str(path)}
     if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
     from ..base import DATASETS

@@ -29,7 +29,7 @@ from fusionzoo.targets import (
 from ..media.arrays import DIMENSIONS
 from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.paths import refuse
-from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, Loaded, RowNumbers
+from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
 from ..tables.table import ROLES, word_list
 from ..tables.tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
@@ -514,6 +514,7 @@ class Declared:
     has_target: bool = False  # whether there is a column `target`
     modalities: tuple[str, ...] = ()  # columns in the order in which fusionzoo stored them
     index: str = ""  # column of a DataFrame's index whose labels are ids
+    target: str = ""  # column of labels
 
     def with_defaults(
         self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
@@ -530,6 +531,7 @@ class Declared:
         notes = [f"column {name!r} is {kind}" for name, kind in added.items() if name != kind]
         labels = [name for name in self.class_names if fold(name) not in named]
         labels = [name for name in labels if fold(name) == "label"] or labels
+        labels = [self.target] if self.target and fold(self.target) not in named else labels
         stored = [x for x in self.modalities if fold(x) not in named and x not in roles]
         merged_roles = {**roles, **{name: name for name in stored}}  # roles keep their order
         if "target" not in roles and not self.has_target and len(labels) == 1:
@@ -548,6 +550,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
     declared = _read_json(table, FUSIONZOO, source)
     stored = _mapping(declared.get("kinds"))
     index = str(declared[INDEX]) if declared.get(INDEX) in table.column_names else ""
+    target = str(declared[TARGET]) if declared.get(TARGET) in table.column_names else ""
     kinds, class_names = {}, {}
     for name in table.column_names:
         feature = _mapping(features.get(name))
@@ -561,7 +564,7 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             kinds[name] = stored[name]
     has_target = any(fold(name) == "target" for name in table.column_names)
     modalities = tuple(name for name in stored if name in kinds)
-    return Declared(kinds, class_names, has_target, modalities, index)
+    return Declared(kinds, class_names, has_target, modalities, index, target)
 
 
 def apply_declared(

@@ -21,6 +21,7 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import decimal_hint, read_list
 
+from ..media.arrays import find_item
 from ..media.formats import SUFFIXES, VIDEOS
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
@@ -272,7 +273,14 @@ def _media_kind(cells: Sequence[str]) -> str:
             return kind
     if suffixes and suffixes <= VIDEOS:
         return "image"  # its frames
-    return ARRAY if suffixes == {".npy"} else ""
+    return ARRAY if cells and all(map(_names_an_array, cells)) else ""
+
+
+def _names_an_array(cell: str) -> bool:
+    """Whether a cell is a .npy file, or a part of a file of arrays."""
+    item = find_item(cell)
+    is_part = item is not None and (item.key != "" or item.rows is not None)
+    return is_part or Path(cell).suffix.lower() == ".npy"
 
 
 def _gaps(cells: Cells) -> str:

@@ -1,4 +1,4 @@
-"""Read the file of a table, chosen by its ending: CSV, TSV, JSON lines, Parquet, .xlsx, .ods."""
+"""Read the file of a table, chosen by its ending: CSV, JSON lines, Parquet, .xlsx, .ods, .mat."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
+from ..media.arrays import ZIP
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode
 from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
+from .array_files import read_array_file
+from .infer import POINT
 from .open_document import read_sheets
-from .table_settings import TableSettings
+from .table_settings import NO_HEADER, TableSettings
 from .text_tables import (
     DELIMITERS,
     TextFile,
@@ -39,6 +42,7 @@ NO_TABLES = {  # start of a file in lower case -> what it is and what to do
     b"%pdf-": "a PDF, no table: save the table as CSV",
     b"version https://git-lfs": "a pointer of Git LFS, no table: `git lfs pull` fetches the file",
 }
+MAX_NAMES = 4  # of columns in a message about a header
 MAX_GAP = 10_000  # empty rows in a row; a million of them take seconds
 MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
@@ -349,7 +353,8 @@ def _check_ending(path: Path) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if head.startswith(b"pk\x03\x04") and not is_workbook(path):
+    is_zip = is_workbook(path) or table_suffix(path) in ZIP
+    if head.startswith(b"pk\x03\x04") and not is_zip:
         raise FusionZooError(
             f"{path} is a ZIP archive, as {' and '.join(_workbooks())} are: rename it if it is a"
             " workbook"
@@ -376,11 +381,33 @@ def _read_text(
     path: Path, settings: TableSettings, usual_delimiter: str
 ) -> tuple[pa.Table, Provenance]:
     file, reading = _text_file(path, settings)
-    table, numbers, delimiter = read_delimited(file, settings.delimiter)
-    _check_header(path, table, numbers)
+    has_header = settings.header != NO_HEADER
+    table, numbers, delimiter = read_delimited(file, settings.delimiter, has_header=has_header)
+    if has_header:
+        _check_header(path, table, numbers)
+    if not settings.header and (note := _numbers_as_header(path, table.column_names)):
+        reading = (note, *reading)
     if delimiter != usual_delimiter:
         reading = (f"delimiter {DELIMITERS.get(delimiter, repr(delimiter))}", *reading)
     return table, Provenance(row_numbers=numbers, reading=reading)
+
+
+def _numbers_as_header(path: Path, names: Sequence[str]) -> str:
+    """Say that a first row looks like numbers; an error if no header would hold such numbers.
+
+    A header of 0, 1, 2, ... is that of a DataFrame without names.
+    """
+    if not all(POINT.fullmatch(name.strip()) for name in names) or names == [
+        str(x) for x in range(len(names))
+    ]:
+        return ""
+    shown = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    if len({*names}) == len(names) and all(name.strip().isdigit() for name in names):
+        return f"the first row, {shown}, as names of columns (--data.header none: it is a row)"
+    raise FusionZooError(
+        f"{path} has numbers in its first row: {shown}. --data.header none reads it as a row, and"
+        " calls the columns c1, c2, ...; --data.header first takes the numbers as names"
+    )
 
 
 def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str, ...]]:
@@ -431,6 +458,11 @@ def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Pro
 @_reads(".parquet", has_nulls=True)
 def _read_parquet(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     return mark_index(read_parquet(path)), Provenance()
+
+
+@_reads(".mat", ".npz", has_nulls=True)
+def _read_arrays(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+    return read_array_file(path)
 
 
 @_reads(".xlsx", sheet_names=_sheets_of_excel)

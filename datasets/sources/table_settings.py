@@ -16,6 +16,7 @@ from .cell_kinds import split_kinds
 
 NA: tuple[str, ...] = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 NA += ("#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # of a spreadsheet's formulas
+NO_HEADER = "none"
 STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
 Words = str | int | float | Sequence[str | int | float]
 Roles = Mapping[str, str | Sequence[str]]  # role or modality -> the user's name of its column
@@ -41,6 +42,8 @@ class TableSettings:
         time_column: dates, times or numbers by which splits are made: what is latest is test, what
             is earlier val, and the rest train; a group is where its last row is
         delimiter: character between cells, or `tab`; found from the first rows
+        header: `none` where the first row of a CSV is no header, so columns are c1, c2, ...;
+            `first` where it is one though it looks like numbers
         encoding: of a text file; found from its bytes
         sheet: name of a spreadsheet's sheet; the first, which is refused if it is hidden
         decimal: `,` where regression and ordinal targets are written as 25,06
@@ -73,6 +76,7 @@ class TableSettings:
     group_column: str | None = None
     time_column: str | None = None
     delimiter: str | None = None
+    header: str = ""
     encoding: str | None = None
     sheet: str = ""
     decimal: str = "."
@@ -92,6 +96,8 @@ class TableSettings:
     def __post_init__(self) -> None:
         if self.decimal not in (".", ","):
             raise FusionZooError(f"--data.decimal {self.decimal!r} is neither '.' nor ','")
+        if self.header not in ("", "first", NO_HEADER):
+            raise FusionZooError(f"--data.header {self.header!r} is neither 'none' nor 'first'")
         if not self.label_separator:
             raise FusionZooError("--data.label_separator is empty; usual are ; , |")
 

@@ -81,10 +81,11 @@ class TextFile:
 
 @dataclass(frozen=True)
 class DelimitedFile(TextFile):
-    """A text file of cells, the character between them and the lines before the header."""
+    """A text file of cells, the character between them and the lines before its first row."""
 
     delimiter: str
     skipped: int
+    has_header: bool = True
 
 
 def read_in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
@@ -205,8 +206,13 @@ def _not_in(path: Path, bad: BadByte, encoding: str, repair: str) -> FusionZooEr
     )
 
 
-def read_delimited(text: TextFile, delimiter: str | None) -> tuple[pa.Table, RowNumbers, str]:
-    """Read a file; return its cells as text, the numbers of its rows and its delimiter."""
+def read_delimited(
+    text: TextFile, delimiter: str | None, *, has_header: bool = True
+) -> tuple[pa.Table, RowNumbers, str]:
+    """Read a file; return its cells as text, the numbers of its rows and its delimiter.
+
+    Without a header the columns are c1, c2, ...
+    """
     with text.open_text() as opened:
         head = opened.read(SAMPLE)
     if not head.strip():
@@ -217,13 +223,14 @@ def read_delimited(text: TextFile, delimiter: str | None) -> tuple[pa.Table, Row
         character = str(named[1]) if named else find_delimiter(head, len(head) < SAMPLE)
     else:
         character = check_delimiter(delimiter)
-    file = DelimitedFile(text.path, text.encoding, character, skipped)
+    file = DelimitedFile(text.path, text.encoding, character, skipped, has_header)
     try:
         table = read_in_blocks(partial(_read_delimited, file))
     except pa.ArrowInvalid as error:
         raise _describe_delimited(file, error) from error
     _check_last_quote(file, table)
-    numbers = RowNumbers(first=2 + skipped, read=partial(_delimited_row_numbers, file))
+    first = 1 + has_header + skipped
+    numbers = RowNumbers(first=first, read=partial(_delimited_row_numbers, file))
     _check_lost_rows(file, table, numbers)
     return table, numbers, character
 
@@ -263,9 +270,16 @@ def _read_delimited(file: DelimitedFile, block: int) -> pa.Table:
     import pyarrow.csv as pv
 
     parse = pv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
-    options = pv.ReadOptions(block_size=block, skip_rows=file.skipped)
+    options = pv.ReadOptions(
+        block_size=block,
+        skip_rows=file.skipped,
+        autogenerate_column_names=not file.has_header,
+    )
     with file.open_utf8() as stream:
         header = pv.open_csv(stream, read_options=options, parse_options=parse).schema.names
+    if not file.has_header:
+        header = [f"c{number}" for number in range(1, len(header) + 1)]
+        options = pv.ReadOptions(block_size=block, skip_rows=file.skipped, column_names=header)
     # All cells are read as text, so that the id 007 stays 007; an empty cell is null.
     convert = pv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
@@ -292,12 +306,14 @@ def _parse(lines: Any, delimiter: str, *, strict: bool = False) -> Iterator[tupl
 def _delimited_row_numbers(file: DelimitedFile) -> list[int]:
     """Return the number of the first line of each row below the header."""
     with file.open_text() as lines:
-        return [number for number, _ in _parse(lines, file.delimiter)][1 + file.skipped :]
+        numbers = [number for number, _ in _parse(lines, file.delimiter)]
+    return numbers[file.has_header + file.skipped :]
 
 
 def _describe_delimited(file: DelimitedFile, error: pa.ArrowInvalid) -> FusionZooError:
     """Return the error of a file that cannot be parsed, with its first row of another length."""
     path, delimiter = file.path, file.delimiter
+    first = "header" if file.has_header else "first row"
     with file.open_text() as lines:
         rows = _parse(lines, delimiter)
         for _ in range(file.skipped):
@@ -307,7 +323,7 @@ def _describe_delimited(file: DelimitedFile, error: pa.ArrowInvalid) -> FusionZo
             if len(cells) != len(header):
                 return FusionZooError(
                     f"{path}, row {number}: {len(cells)} cell{'s' * (len(cells) > 1)}, but the"
-                    f" header has {len(header)}, with {DELIMITERS.get(delimiter, repr(delimiter))}"
+                    f" {first} has {len(header)}, with {DELIMITERS.get(delimiter, repr(delimiter))}"
                     " between them: put a cell that contains this character into quotation marks,"
                     " or name another delimiter by --data.delimiter"
                 )

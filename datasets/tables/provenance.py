@@ -21,6 +21,7 @@ FUSIONZOO = b"fusionzoo"  # key of a schema's metadata
 MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kinds
 SPLIT_RULE = "the keys of the DatasetDict"  # of a data set of Hugging Face
 INDEX = "index"  # key in it of the column of a DataFrame's index
+TARGET = "target"  # key in it of the column of labels
 UNNAMED = "__index_level_0__"  # that column, as pandas calls it
 
 

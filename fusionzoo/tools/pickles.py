@@ -358,8 +358,17 @@ class PickledSamples:
 
 
 def read_samples(path: Path) -> PickledSamples:
-    """Read a pickle that maps splits to keys to values, or keys to values."""
+    """Read a pickle that maps splits to keys to values, or keys to values.
+
+    Samples may be tuples, too, as the CMU-MultimodalSDK's users store them: `_by_key`.
+    """
     data = read_pickle(path)
+    if _are_tuples(data):
+        data = _by_key(data, path)
+    elif isinstance(data, dict) and any(map(_are_tuples, data.values())):
+        data = {
+            name: _by_key(part, path) if _are_tuples(part) else part for name, part in data.items()
+        }
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise FusionZooError(f"{path} holds a {type(data).__name__}; expected a dict, {EXPECTED}")
     splits = _splits(data, path)
@@ -371,6 +380,44 @@ def read_samples(path: Path) -> PickledSamples:
     counts = {split: _count(values, path, split) for split, values in splits.items()}
     parts = {key: [plain(values[key]) for values in splits.values()] for key in keys}
     return PickledSamples(parts, counts)
+
+
+def _are_tuples(part: Any) -> bool:
+    """Whether a split is a list of samples ((words, vision, audio, ...), label, ...)."""
+    first = part[0] if isinstance(part, list) and part else None
+    if not isinstance(first, tuple) or len(first) not in (2, 3):
+        return False
+    return isinstance(first[0], tuple) and len(first[0]) in (3, 4)
+
+
+def _by_key(samples: Sequence[Any], path: Path) -> dict[str, Any]:
+    """Return by key the samples ((words, vision, audio[, words]), label[, id]) of a split.
+
+    `text` is the words joined, or the features of words; numbers of a vocabulary are left out. Of
+    several labels (sentiment and emotions of MOSEI) the others are `labels_2`, `labels_3`, ...
+    """
+    values: dict[str, list[Any]] = {}
+    for number, sample in enumerate(samples, start=1):
+        if not _are_tuples([sample]):
+            raise FusionZooError(
+                f"{path}: sample {number} is no ((words, vision, audio), label, id) as the first"
+            )
+        (words, vision, audio, *more), label, *ids = sample
+        row = {"vision": vision, "audio": audio, **({"id": ids[0]} if ids else {})}
+        for text in (*more, words):
+            cells = plain(text)
+            if isinstance(cells, np.ndarray) and cells.dtype.kind == "f":
+                row["text"] = text
+            elif isinstance(cells, list | np.ndarray) and all(isinstance(x, str) for x in cells):
+                row["text"] = " ".join(map(str, cells))
+                break
+        labels = plain(label)
+        labels = labels.ravel().tolist() if isinstance(labels, np.ndarray) else [labels]
+        for place, x in enumerate(labels, start=1):
+            row["labels" if place == 1 else f"labels_{place}"] = x
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return values
 
 
 def _splits(data: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:

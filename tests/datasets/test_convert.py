@@ -264,6 +264,34 @@ def test_lists_of_arrays_and_a_pickle_without_splits_are_read_too(tmp_path: Path
         assert np.allclose(sample.values["video"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("indices", [False, True])
+def test_samples_that_are_tuples_are_read_by_their_order(indices: bool, tmp_path: Path) -> None:
+    def sample(number: int) -> Any:
+        words = ["so", f"good{number}"]
+        seen, heard = DRAW.standard_normal((2, 7)), DRAW.standard_normal((2, 3))
+        label = np.array([[number / 2 - 1, 3.0]])  # sentiment, an emotion
+        if indices:
+            return (np.array([4, number]), seen, heard, words), label, f"v[{number}]"
+        return (words, seen, heard), label, f"v[{number}]"
+
+    data: dict[str, Any] = {
+        "train": [sample(n) for n in range(4)],
+        "dev": [sample(4)],
+        "test": [sample(5)],
+    }
+    converted = convert_pickle(store(tmp_path, data), tmp_path / "out")
+    dataset = create_dataset(str(converted.manifest), targets={"target": "regression"})
+    assert dataset.modalities == {"vision": "sequence", "audio": "sequence", "text": "text"}
+    assert dataset.split_names == ["train"] * 4 + ["val", "test"]
+    last = dataset[5]
+    assert last is not None and last.id == "v[5]" and last.values["text"] == "so good5"
+    assert dataset.labels[5] == "1.5"
+    np.testing.assert_allclose(last.values["vision"], data["test"][0][0][1], rtol=1e-6)
+    data["train"][2] = (1, 2)
+    with pytest.raises(FusionZooError, match="sample 3 is no"):
+        convert_pickle(store(tmp_path, data), tmp_path / "other")
+
+
 def test_names_in_a_pickle_write_nothing_outside_of_the_folder(tmp_path: Path) -> None:
     rows = DRAW.standard_normal((3, 2))
     data = {"../../evil": rows, "/tmp/evil": rows, "a b": rows, "A_B": rows, "id": list("xyz")}
