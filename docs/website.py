@@ -86,7 +86,7 @@ run = fz.train("digits", fusion="{name}", out="runs/{name}")
 
 {settings}
 
-`linear_skip` is an option of [every fusion](../../zoo.md#fusions).
+`linear_skip` is an option of [every fusion](../../zoo.md#fusions), by default: {linear_skip}.
 
 ## Measured
 
@@ -230,6 +230,7 @@ def fusion_page(card: Card) -> str:
         differs=f"\n**{differs}**{difference}\n" if differs else "",
         shapes=inspect.cleandoc(f"\n{shapes[1]}" if shapes else "those of every fusion"),
         settings=settings(card),
+        linear_skip=card.settings["linear_skip"].default,
         measured=measured(card),
     )
 

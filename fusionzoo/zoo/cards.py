@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
@@ -172,11 +172,18 @@ def card(name: str) -> Card:
     """Read one fusion's card."""
     from fusionzoo.evaluation.cost import STANDARD, cost, standard_fusion
     from fusionzoo.fusion import fusion_info
+    from fusionzoo.fusion.base import LINEAR_SKIP
 
     entry = fusion_info(name)
     needed = cost(standard_fusion(name), STANDARD)
+    known = about(entry)
+    if entry.linear_skip:
+        shared = known["settings"][LINEAR_SKIP.name]
+        known["settings"][LINEAR_SKIP.name] = replace(
+            shared, default="False; True in training and benchmarks"
+        )
     return Card(
-        **about(entry),
+        **known,
         reads=entry.reads,
         synergy=entry.synergy,
         parameters=needed.parameters,
