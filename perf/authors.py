@@ -14,8 +14,7 @@ import csv
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -143,15 +142,18 @@ CASES = (
 )
 
 
-@contextmanager
-def imported(path: Path, stand_ins: Mapping[str, Callable[[], ModuleType]]) -> Iterator[ModuleType]:
+def imported(path: Path, stand_ins: Mapping[str, Callable[[], ModuleType]]) -> ModuleType:
     """Import a file, its imports of a few modules answered by others."""
     spec = importlib.util.spec_from_file_location(f"authors_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {name: make() for name, make in stand_ins.items()}):
+    sys.modules.update({name: make() for name, make in stand_ins.items()})
+    try:
         spec.loader.exec_module(module)
-        yield module
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+    return module
 
 
 def copy_parts(case: Case, ours: Fusion, theirs: nn.Module) -> dict[str, tuple[int, int]]:
@@ -182,14 +184,14 @@ def compare(case: Case, clones: Path) -> list[tuple[object, ...]]:
     torch.manual_seed(0)
     vectors = [3 * torch.randn(ROWS, width) for width in case.widths]
     target = torch.randint(CLASSES, (ROWS,))
-    with imported(folder / case.file, case.prepare) as code:
-        theirs = case.build(code)
-        dims = {str(m): width for m, width in enumerate(case.widths)}
-        ours = create_fusion(case.fusion, dims, DIM, CLASSES, **case.settings)
-        counts = copy_parts(case, ours, theirs)
-        losses = folder / "loss_function.py"
-        with imported(losses if losses.is_file() else folder / case.file, case.prepare) as module:
-            logits, loss = case.answer(module, theirs.eval(), vectors, target)
+    code = imported(folder / case.file, case.prepare)
+    theirs = case.build(code)
+    dims = {str(m): width for m, width in enumerate(case.widths)}
+    ours = create_fusion(case.fusion, dims, DIM, CLASSES, **case.settings)
+    counts = copy_parts(case, ours, theirs)
+    losses = folder / "loss_function.py"
+    losses_code = imported(losses, {}) if losses.is_file() else code
+    logits, loss = case.answer(losses_code, theirs.eval(), vectors, target)
     output = ours.eval()(features_of(vectors))
     rows: list[tuple[object, ...]] = [
         (f"parameters of {part}", *pair, pair[0] - pair[1]) for part, pair in counts.items()
