@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,12 @@ from .version import __version__
 
 # Of the model folder. Each format that was released is read for ever: a new number comes with code
 # that turns the old config.json into the new one, and tests/fixtures/ keeps a folder of each.
-FORMAT = 1
+FORMAT = 2
+# Settings of fusions that format 1 did not have, with what these fusions were before.
+_OF_FORMAT_1: dict[str, dict[str, Any]] = {
+    **{name: {"project": True} for name in ("dbf", "ecml", "pdf", "qmf", "tmc", "ume")},
+    "mmdynamics": {"join": True, "detach": True},
+}
 MAX_BYTES = 1 << 26  # of config.json
 Count = Annotated[int, Ge(1)]
 _log = logging.getLogger("fusionzoo")
@@ -81,9 +86,11 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
             f"{folder}: format {number} is that of a newer fusionzoo{writer}; {__version__} reads"
             f" formats up to {FORMAT}: pip install --upgrade fusionzoo"
         )
-    if number != FORMAT or isinstance(number, bool):
+    if number not in range(1, FORMAT + 1) or isinstance(number, bool):
         raise FusionZooError(f"{folder}: format {number!r} is not one; formats are 1 to {FORMAT}")
     checked = _of_type(config, path)
+    if number == 1:
+        checked = replace(checked, fusion=_from_format_1(checked.fusion))
     try:
         targets = None if checked.targets is None else [from_spec(x) for x in checked.targets]
     except FusionZooError as error:
@@ -111,6 +118,21 @@ def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
         raise FusionZooError(
             f"{path}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
+
+
+def _from_format_1(fusion: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a fusion, and of those within it, as format 2 writes them."""
+    name = fusion.get("name")
+    before = _OF_FORMAT_1.get(name, {}) if isinstance(name, str) else {}
+    settings = {**before, **fusion}
+    members, heads = settings.get("members"), settings.get("trained_heads")
+    if isinstance(members, list):
+        settings["members"] = [_from_format_1(x) if isinstance(x, dict) else x for x in members]
+    if isinstance(heads, dict):
+        settings["trained_heads"] = {
+            key: _from_format_1(x) if isinstance(x, dict) else x for key, x in heads.items()
+        }
+    return settings
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

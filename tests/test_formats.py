@@ -1,8 +1,9 @@
 """Model folders of every released format are read for ever; a newer one is refused in one line.
 
 `tests/fixtures/model-<version>/` was written once by `write_folder`, then never changed. A new
-format gets a folder of its own beside the old ones. `trained-<commit>/` was trained by the code of
-that commit: a model keeps its answers also where the format's number stays.
+format gets a folder of its own beside the old ones (`model-0.1.0-2/`: two formats before the first
+release). `trained-<commit>/` was trained by the code of that commit: a model keeps its answers also
+where the format's number stays. `late-37761f2/` has the fusions whose layers format 2 changed.
 """
 
 from __future__ import annotations
@@ -102,6 +103,19 @@ def test_a_released_format_is_read_for_ever(folder: Path, tmp_path: Path) -> Non
     assert model.trained_on is not None
     assert model.trained_on.results is not None
     assert_near(answers(fusionzoo.load(model.save(tmp_path / "again"))), expected)
+
+
+def test_fusions_keep_the_layers_that_they_had_before_format_2(tmp_path: Path) -> None:
+    folder = FIXTURES / "late-37761f2"
+    expected = json.loads((folder / "expected.json").read_text())
+    model = fusionzoo.load(folder / "model")
+    for loaded in (model, fusionzoo.load(model.save(tmp_path / "again"))):
+        samples = expected["samples"]
+        assert_near(loaded.embed(samples)["fused"].tolist(), expected["fused"])
+        found = [dict(answer.probabilities) for answer in loaded.predict(samples)]
+        assert_near(found, expected["probabilities"])
+    members = json.loads((tmp_path / "again" / "config.json").read_text())["fusion"]["members"]
+    assert all(x.get("project", x.get("join")) for x in members)
 
 
 @pytest.mark.parametrize("folder", TRAINED, ids=lambda x: x.name)

@@ -157,7 +157,7 @@ def answers_or_is_refused(folder: Path) -> None:
         ('{"format": 1', "config.json cannot be read as JSON"),
         ("[" * 100_000, "config.json cannot be read as JSON"),
         ("[]", "config.json must hold a JSON object, found list"),
-        ('{"format": 2}', "format 2 is that of a newer fusionzoo; 0.1.0 reads formats up to 1"),
+        ('{"format": 3}', "format 3 is that of a newer fusionzoo; 0.1.0 reads formats up to 2"),
         ('{"format": 1}', "num_outputs: field required"),
         ('{"format": 1, "format": 1}', "key 'format' occurs twice in one object"),
         ('{"format": 1, "num_outputs": NaN}', "NaN is no number in JSON"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, check_choice
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from ..base import FUSIONS, Fusion, RunningMeans
+from ..base import FUSIONS, Fusion, RunningMeans, present_mean
 
 
 @FUSIONS.register(
@@ -21,11 +21,10 @@ class MMDynamics(Fusion):
     """Gate each modality's features, scale them by predicted confidence, concatenate them.
 
     gamma_m = sigmoid(G_m x_m), f_m = ReLU(F_m (gamma_m * x_m)), z_m = K_m f_m, confidence t_m =
-    T_m f_m (a number); embedding = W [t_1 f_1; ...; t_M f_M; p], p presence bits. Loss: task loss +
-    sum over present m of `gate` mean gamma_m (few features stay open) + (t_m - probability of the
-    true class in softmax(z_m))^2 + CE(z_m). Differs from the authors' code: the target of t_m is
-    detached, so that a classifier is not drawn towards its confidence, and the embedding has a
-    linear layer of its own before the classifier.
+    T_m f_m (a number); logits = W [t_1 f_1; ...; t_M f_M], embedding = mean of the present t_m f_m.
+    Loss: task loss + sum over present m of `gate` mean gamma_m (few features stay open) + (t_m -
+    probability of the true class in softmax(z_m))^2 + CE(z_m). Layers, their initial values and
+    loss are those of the authors' code; `join` and `detach` are not.
 
     Missing: t_m f_m is replaced by its mean over the training samples that have m.
     Pitfall: t_m is unbounded and may turn negative, which inverts a modality;
@@ -33,11 +32,15 @@ class MMDynamics(Fusion):
     Use when: modalities are wide tables (omics) in which few features matter.
 
     Settings:
-        hidden: width of f_m; null for `dim` (paper: up to 1000)
+        hidden: width of f_m; null for `dim`, which it must be without `join` (paper: 1000)
         confidence: "linear" (paper) or "sigmoid"
         gate: weight of the sparsity of the gates, at least 0
         gate_rank: rank of G_m for modalities that are wider; null for full rank (paper)
         dropout: dropout rate on f_m, 0 to below 1 (paper: 0.5)
+        join: whether a linear layer of [t_1 f_1; ...; t_M f_M; p], p presence bits, makes the
+            embedding, which the classifier reads; not in the paper
+        detach: whether the target of t_m is detached, so that no classifier is drawn towards its
+            confidence; in the authors' code it is not
 
     Shapes:
         features[name].pooled: (B, dims[name])
@@ -58,6 +61,8 @@ class MMDynamics(Fusion):
         gate: float = 1.0,
         gate_rank: int | None = None,
         dropout: float = 0.5,
+        join: bool = False,
+        detach: bool = False,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         check_choice("confidence", confidence, ("linear", "sigmoid"))
@@ -67,15 +72,19 @@ class MMDynamics(Fusion):
                 f"hidden={hidden}, gate={gate}, gate_rank={gate_rank}; they must be at least 1, 0"
                 " and 1"
             )
+        if width != dim and not join:
+            raise FusionZooError(f"hidden={hidden}, dim={dim}; they must be equal, or join=true")
         self.sigmoid, self.gate_weight = confidence == "sigmoid", gate
+        self.detach = detach
         self.gates = nn.ModuleDict({name: _square(size, gate_rank) for name, size in dims.items()})
         self.encode = nn.ModuleDict({name: nn.Linear(size, width) for name, size in dims.items()})
         self.heads = nn.ModuleDict({name: nn.Linear(width, num_outputs) for name in dims})
         self.confidence = nn.ModuleDict({name: nn.Linear(width, 1) for name in dims})
         self.means = RunningMeans(dict.fromkeys(dims, width))
         self.dropout = nn.Dropout(dropout)
-        self.join = nn.Linear(len(dims) * (width + 1), dim)
-        self.head = nn.Linear(dim, num_outputs)
+        self.join = nn.Linear(len(dims) * (width + 1), dim) if join else None
+        self.head = nn.Linear(dim if join else len(dims) * width, num_outputs)
+        self.apply(_start)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         present = self.present(features)
@@ -91,17 +100,24 @@ class MMDynamics(Fusion):
             openness.append(gate.mean(-1))
             confidences.append(t[:, 0])
         filled = self.means(scaled, present)
-        bits = present.to(votes[0].dtype)
-        embedding = self.or_null(self.join(torch.cat([*filled.values(), bits], dim=1)), present)
+        if self.join is None:
+            seen = torch.cat([*filled.values()], dim=1)
+            mean = present_mean(torch.stack([*scaled.values()], dim=1), present)
+            embedding = self.or_null(mean, present)
+        else:
+            bits = present.to(votes[0].dtype)
+            joined = self.join(torch.cat([*filled.values(), bits], dim=1))
+            seen = embedding = self.or_null(joined, present)
         extra = {"present": present, "openness": torch.stack(openness, dim=1)}
         extra["confidence"] = torch.stack(confidences, dim=1)
         unimodal = dict(zip(self.dims, votes, strict=True))
-        return FusionOutput(embedding, self.head(embedding), unimodal, None, extra)
+        return FusionOutput(embedding, self.head(seen), unimodal, None, extra)
 
     def loss(self, output: FusionOutput, target: Tensor, context: StepContext) -> Tensor:
         extra, terms = output.extra, []
         for column, logits in enumerate(output.unimodal.values()):
-            probability = logits.detach().float().softmax(-1).gather(1, target[:, None])[:, 0]
+            target_logits = logits.detach() if self.detach else logits
+            probability = target_logits.float().softmax(-1).gather(1, target[:, None])[:, 0]
             error = context.weighted(
                 (extra["confidence"][:, column].float() - probability).square()
             )
@@ -109,6 +125,13 @@ class MMDynamics(Fusion):
             terms.append(context.criterion(logits, target) + error + openness)
         confidence_loss = torch.stack(terms, dim=1).masked_fill(~extra["present"], 0).sum(1)
         return context.criterion(output.logits, target) + confidence_loss
+
+
+def _start(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_normal_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def _square(size: int, rank: int | None) -> nn.Module:

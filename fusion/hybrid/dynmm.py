@@ -143,7 +143,7 @@ class DynMM(LateFusion):
         weights = masked_softmax(scores / self.temperature, usable)
         if self.hard and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return self._chosen_only(aligned, present, usable, weights, linear)
-        heads = self.classify(aligned, present, linear)
+        heads = self.classify(aligned.unbind(1), present, linear)
         pairs = [self._branch(names, aligned, linear, heads) for names in self.subsets]
         hidden, answers = (torch.stack(x, dim=1) for x in zip(*pairs, strict=True))
         extra = {"branch_logits": answers, "heads": heads, "usable": usable}
@@ -181,7 +181,7 @@ class DynMM(LateFusion):
 
         answers = [self._branch(names, aligned[rows], some(rows)) for names, rows in pairs]
         left, here = aligned[rest], present[rest]
-        heads = self.classify(left, here, some(rest))
+        heads = self.classify(left.unbind(1), here, some(rest))
         answers.append((present_mean(left, here), present_mean(heads, here)))
         place = torch.cat([*rows_by_branch, rest]).argsort()
         embedding, logits = (torch.cat(x)[place] for x in zip(*answers, strict=True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError
@@ -19,19 +20,37 @@ UNIMODAL = "unimodal"  # name of a `TrainedHead` that is not a fusion: a head of
 class LateFusion(Fusion):
     """Classify each modality, z_m = head_m(a_m) with a_m = V_m x_m; subclasses combine the z_m.
 
-    The embedding is the mean of the present a_m. The logits of a sample without any modality are
-    the learned `prior_logits`. With `linear_skip`, z_m = head_m(a_m) + W_m x_m, and what the rule
-    joins, and losses of single modalities, hold it.
+    The embedding is the mean of the present a_m. With `project=False`, z_m = head_m(x_m), and the
+    embedding is the mean of the present R_m x_m, R_m a `RandomMap`: nothing is learned between x_m
+    and the logits, whose K numbers would be a poor embedding of few classes. The logits of a sample
+    without any modality are the learned `prior_logits`. With `linear_skip`, z_m gains W_m x_m, and
+    what the rule joins, and losses of single modalities, hold it; without `project` that is one
+    more map of x_m, and training starts from equal classes.
+
+    Settings:
+        project: whether a linear map V_m to the width `dim` comes before each classifier; without
+            it the classifiers read x_m, and the embedding is a fixed random map of x_m, which only
+            training of the encoders changes
     """
 
     last_layers: tuple[str, ...] = ("heads",)
     joins_linear = True
     fixed_rule = False  # whether a single modality's classes are its head's, and nothing is learned
 
-    def __init__(self, dims: Mapping[str, int], dim: int, num_outputs: int) -> None:
+    def __init__(
+        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, project: bool = True
+    ) -> None:
         super().__init__(dims, dim, num_outputs)
-        self.project = self.align()
-        self.heads = nn.ModuleDict({name: nn.Linear(dim, num_outputs) for name in dims})
+        self.projects = project
+        self.read_widths = dict.fromkeys(dims, dim) if project else dict(dims)  # `head_inputs`
+        self.project = (
+            self.align()
+            if project
+            else nn.ModuleDict({name: RandomMap(width, dim) for name, width in dims.items()})
+        )
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(width, num_outputs) for name, width in self.read_widths.items()}
+        )
         self.prior_logits = nn.Parameter(torch.zeros(num_outputs))
         self.trained_heads = nn.ModuleDict()  # of `join_heads`, instead of `project` and `heads`
 
@@ -70,7 +89,8 @@ class LateFusion(Fusion):
         if self.trained_heads:
             return self._answers_of_trained_heads(features)
         aligned, present = self.aligned(features)
-        unimodal = self.classify(aligned, present, self.linear_logits(features))
+        read = self.head_inputs(features, aligned)
+        unimodal = self.classify(read, present, self.linear_logits(features))
         return self.or_null(present_mean(aligned, present), present), unimodal, present
 
     def _answers_of_trained_heads(
@@ -90,13 +110,17 @@ class LateFusion(Fusion):
         unimodal = unimodal.masked_fill(~present[..., None], 0)
         return self.or_null(embedding, present), unimodal, present
 
-    def classify(self, aligned: Tensor, present: Tensor, linear: Tensor | None) -> Tensor:
-        """Return the logits of each modality, zeros where absent: (B, M, dim) -> (B, M, K).
+    def head_inputs(self, features: Mapping[str, Features], aligned: Tensor) -> Sequence[Tensor]:
+        """Return what the classifiers read, zeros where absent: the a_m (B, dim), or the x_m."""
+        return aligned.unbind(1) if self.projects else [*self.pooled(features).values()]
 
-        `linear` is the result of `linear_logits`.
+    def classify(self, read: Sequence[Tensor], present: Tensor, linear: Tensor | None) -> Tensor:
+        """Return the logits of each modality, zeros where absent, (B, M, K).
+
+        `read` is the result of `head_inputs`, `linear` that of `linear_logits`.
         """
-        pairs = zip(self.heads.values(), aligned.unbind(1), strict=True)
-        unimodal = torch.stack([head(a) for head, a in pairs], dim=1)
+        pairs = zip(self.heads.values(), read, strict=True)
+        unimodal = torch.stack([head(x) for head, x in pairs], dim=1)
         unimodal = unimodal if linear is None else unimodal + linear
         return unimodal.masked_fill(~present[..., None], 0)
 
@@ -126,6 +150,24 @@ class IndependentHeads(LateFusion):
         losses = [context.criterion(logits, target) for logits in output.unimodal.values()]
         unimodal_loss = torch.stack(losses, dim=1).masked_fill(~present, 0).sum(1)
         return torch.where(present.any(1), unimodal_loss, context.criterion(output.logits, target))
+
+
+class RandomMap(nn.Module):
+    """Map vectors by a random matrix that is kept and not trained: (B, width) -> (B, dim).
+
+    Its entries have the variance 1 / dim, so that lengths and angles are kept on average, the more
+    exactly the larger `dim` (Johnson and Lindenstrauss 1984), and the vectors of two modalities
+    are nearly orthogonal.
+    """
+
+    weight: Tensor
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(dim, width) * dim**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 class TrainedHead(nn.Module):

@@ -39,11 +39,12 @@ class AveragedEvidence(LateFusion):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = False,
         annealing_epochs: int = 50,
         conflict: float = 1.0,
         penalise_missing: bool = False,
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         if annealing_epochs < 1 or conflict < 0:
             raise FusionZooError(
                 f"annealing_epochs={annealing_epochs}, conflict={conflict}; they must be at least 1"

@@ -22,8 +22,8 @@ from ._conflict import AveragedEvidence
 class DBF(AveragedEvidence):
     """Average the modalities' evidence after discounting those that conflict with the others.
 
-    Evidence e_m, u_m, conflict c_mn and loss are those of `ecml`. Before the average, e_m is
-    discounted by its agreement eta_m = prod_(n != m) (1 - c_mn^kappa)^(1 / kappa):
+    Linear maps of x_m, evidence e_m, u_m, conflict c_mn and loss are those of `ecml`. Before the
+    average, e_m is discounted by its agreement eta_m = prod_(n != m) (1 - c_mn^kappa)^(1 / kappa):
     e'_m = K eta_m e_m / (K + (1 - eta_m) sum e_m), which moves a share 1 - eta_m of its belief to
     uncertainty; logits = log(1 + mean of e'_m). Differs from the authors' code, which adds 1e-6 to
     every conflict and so discounts equal modalities too.
@@ -49,6 +49,7 @@ class DBF(AveragedEvidence):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = False,
         kappa: float = 1.0,
         annealing_epochs: int = 50,
         conflict: float = 1.0,
@@ -58,6 +59,7 @@ class DBF(AveragedEvidence):
             dims,
             dim,
             num_outputs,
+            project=project,
             annealing_epochs=annealing_epochs,
             conflict=conflict,
             penalise_missing=penalise_missing,

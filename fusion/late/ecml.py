@@ -15,12 +15,13 @@ from ._conflict import AveragedEvidence
 class ECML(AveragedEvidence):
     """Average the modalities' Dirichlet evidence; in training, penalise confident disagreement.
 
-    e_m = softplus(z_m), alpha_m = e_m + 1, S_m = sum alpha_m, u_m = K / S_m, e = mean of the e_m of
-    the P present modalities; logits = log(1 + e). The average of evidence is that of opinions, and
-    the uncertainty u, in `extra`, is the harmonic mean of the u_m. Loss: mean of the evidential
-    losses of `tmc` for e and every e_m + `conflict` / (P - 1) sum_m sum_(n != m) c_mn, c_mn =
-    |alpha_m / S_m - alpha_n / S_n|_1 / 2 (1 - u_m)(1 - u_n). Differs from the authors' code, which
-    averages one view after the other, (e_1 + e_2) / 2 and so on, so that the last counts half.
+    z_m is one linear map of x_m, as in the authors' code (`project` puts V_m before it). e_m =
+    softplus(z_m), alpha_m = e_m + 1, S_m = sum alpha_m, u_m = K / S_m, e = mean of the e_m of the P
+    present modalities; logits = log(1 + e). The average of evidence is that of opinions, and the
+    uncertainty u, in `extra`, is the harmonic mean of the u_m. Loss: mean of the evidential losses
+    of `tmc` for e and every e_m + `conflict` / (P - 1) sum_m sum_(n != m) c_mn, c_mn = |alpha_m /
+    S_m - alpha_n / S_n|_1 / 2 (1 - u_m)(1 - u_n). Differs from the authors' code, which averages
+    one view after the other, (e_1 + e_2) / 2 and so on, so that the last counts half.
 
     Missing: left out of the mean and of the loss.
     Pitfall: two modalities that are sure of different classes look certain: u is small. `dbf`

@@ -49,11 +49,12 @@ class LateConfidence(IndependentHeads):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = True,
         kappa: float = 1.0,
         measure: Literal["entropy", "max", "margin"] = "entropy",
         space: Literal["logit", "prob"] = "logit",
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         check_choice("measure", measure, ("entropy", "max", "margin"))
         check_choice("space", space, ("logit", "prob"))
         self.kappa, self.measure, self.space = kappa, measure, space

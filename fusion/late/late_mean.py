@@ -44,9 +44,10 @@ class LateMean(LateFusion):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = True,
         space: Literal["logit", "prob"] = "logit",
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         check_choice("space", space, ("logit", "prob"))
         self.space = space
         self.classes_only = space == "prob"

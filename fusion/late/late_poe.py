@@ -53,10 +53,11 @@ class LatePoE(LateFusion):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = True,
         beta: Literal["one", "mean"] = "one",
         prior: Literal["uniform", "train"] = "uniform",
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         check_choice("beta", beta, ("one", "mean"))
         check_choice("prior", prior, ("uniform", "train"))
         self.beta, self.prior = beta, prior

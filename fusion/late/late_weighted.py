@@ -34,9 +34,15 @@ class LateWeighted(LateFusion):
     """
 
     def __init__(
-        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, per_class: bool = False
+        self,
+        dims: Mapping[str, int],
+        dim: int,
+        num_outputs: int,
+        *,
+        project: bool = True,
+        per_class: bool = False,
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         self.theta = nn.Parameter(torch.zeros(len(dims), num_outputs if per_class else 1))
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

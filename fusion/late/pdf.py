@@ -21,13 +21,15 @@ EDGE = 1e-6  # smallest distance of a confidence from 0 and 1
 class PDF(LateFusion):
     """Weight each modality's logits by its predicted confidence and by the others' lack of it.
 
-    A confidence head predicts the probability of the true class, t_m = sigmoid(g_m(a_m)), a_m
-    detached in training. With l = -log t, h_m = sum_(n != m) l_n / sum_n l_n and b_m = t_m + h_m;
-    w = softmax over present m of b_m; logits = sum_m w_m z_m, w detached in training. Evaluation
-    first multiplies b_m by k_m = min(1, v_m / mean of the others' v_n), v_m = mean over classes of
-    |softmax(z_m) - 1 / K| (relative calibration). Loss: CE(logits) + sum_m CE(z_m) + sum_m |t_m -
-    softmax(z_m)_y|, the target of t_m detached. Differs from the authors' code, which has two
-    modalities and no activation in g_m; the sums for more are ours and equal theirs for two.
+    z_m is one linear map of x_m, as in the authors' code; with `project`, x_m is V_m x_m here and
+    below. A confidence head predicts the probability of the true class, t_m = sigmoid(g_m(x_m)),
+    x_m detached in training. With l = -log t, h_m = sum_(n != m) l_n / sum_n l_n and b_m = t_m +
+    h_m; w = softmax over present m of b_m; logits = sum_m w_m z_m, w detached in training.
+    Evaluation first multiplies b_m by k_m = min(1, v_m / mean of the others' v_n), v_m = mean over
+    classes of |softmax(z_m) - 1 / K| (relative calibration). Loss: CE(logits) + sum_m CE(z_m) +
+    sum_m |t_m - softmax(z_m)_y|, the target of t_m detached. Differs from the authors' code, which
+    has two modalities, no activation in g_m, and layers in it as wide as x_m and twice that (here
+    `dim` and 2 `dim`); the sums for more modalities are ours and equal theirs for two.
 
     Missing: left out of all sums, of the calibration and of the loss; the weight of a single
     present modality is 1. The authors' code knows no missing modality.
@@ -54,30 +56,32 @@ class PDF(LateFusion):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = False,
         calibrate: bool = True,
         linear_confidence: bool = False,
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         self.calibrate = calibrate
         activation = nn.Identity if linear_confidence else nn.GELU
         self.confidence = nn.ModuleDict(
             {
                 name: nn.Sequential(
-                    *(nn.Linear(dim, 2 * dim), activation()),
+                    *(nn.Linear(width, 2 * dim), activation()),
                     *(nn.Linear(2 * dim, dim), activation()),
                     nn.Linear(dim, 1),
                 )
-                for name in dims
+                for name, width in self.read_widths.items()
             }
         )
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         aligned, present = self.aligned(features)
         embedding = self.or_null(present_mean(aligned, present), present)
-        unimodal = self.classify(aligned, present, self.linear_logits(features))
-        aligned = aligned.detach() if self.training else aligned
-        pairs = zip(self.confidence.values(), aligned.unbind(1), strict=True)
-        confidence = torch.cat([head(a) for head, a in pairs], dim=1).sigmoid()
+        read = self.head_inputs(features, aligned)
+        unimodal = self.classify(read, present, self.linear_logits(features))
+        seen = [x.detach() for x in read] if self.training else read
+        pairs = zip(self.confidence.values(), seen, strict=True)
+        confidence = torch.cat([head(x) for head, x in pairs], dim=1).sigmoid()
         confidence = confidence.clamp(EDGE, 1 - EDGE)
         belief = co_belief(confidence, present)
         if self.calibrate and not self.training:

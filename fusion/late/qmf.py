@@ -19,11 +19,12 @@ from ._base import IndependentHeads
 class QMF(IndependentHeads):
     """Weight each modality's logits by their energy u_m; rank energies by past training losses.
 
-    logits = sum_m u_m z_m over present m, not normalised, with u_m = logsumexp(z_m) / 10. Loss:
-    CE(logits) + sum_m CE(z_m) + rank_weight sum_m R_m. R_m compares each sample i with the next
-    sample j of the batch: max(0, sign(k_i - k_j) (u_i - u_j) + |k_i - k_j|), where k is the
-    sample's cross-entropy accumulated over training, scaled to 0..1 over the data set: samples with
-    larger losses should have less energy. Differs from the authors' public code, which negates the
+    logits = sum_m u_m z_m over present m, not normalised, with u_m = logsumexp(z_m) / 10; z_m is
+    one linear map of x_m, as in the authors' code (`project` puts V_m before it). Loss: CE(logits)
+    + sum_m CE(z_m) + rank_weight sum_m R_m. R_m compares each sample i with the next sample j of
+    the batch: max(0, sign(k_i - k_j) (u_i - u_j) + |k_i - k_j|), where k is the sample's
+    cross-entropy accumulated over training, scaled to 0..1 over the data set: samples with larger
+    losses should have less energy. Differs from the authors' public code, which negates the
     difference but not the margin and so turns the margin into slack.
 
     Missing: adds nothing; left out of the accumulated losses and of the pairs.
@@ -49,10 +50,11 @@ class QMF(IndependentHeads):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = False,
         rank_weight: float = 1.0,
         detach: bool = False,
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         self.rank_weight, self.detach = rank_weight, detach
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

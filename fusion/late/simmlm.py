@@ -94,7 +94,7 @@ class SimMLM(LateFusion):
             unimodal = self.head(aligned) if linear is None else self.head(aligned) + linear
             unimodal = unimodal.masked_fill(~present[..., None], 0)
         else:
-            unimodal = self.classify(aligned, present, linear)
+            unimodal = self.classify(aligned.unbind(1), present, linear)
         subset, extra = present, {}
         if self.training:
             subset, fewer = nested_subsets(present, self.draws)

@@ -23,13 +23,13 @@ from ._base import LateFusion
 class TMC(LateFusion):
     """Predict Dirichlet evidence per modality and combine it by the reduced Dempster rule.
 
-    e_m = softplus(z_m), alpha_m = e_m + 1, uncertainty u_m = K / sum alpha_m. For all views
-    together the rule is alpha = 1 + K (prod_m (1 + e_m / K) - 1), computed in logarithms because
-    the pairwise form becomes 0 / 0 for large evidence. logits = log alpha, so that their softmax
-    is the expected class distribution. Loss, for every view and for the combination:
-    digamma(S) - digamma(alpha_y) + lambda KL(Dir(alpha without evidence for y) || Dir(1)), S =
-    sum alpha, times the class weight. Focal `gamma` and label smoothing do not apply to this loss
-    and raise an error.
+    z_m is one linear map of x_m, as in the authors' code (`project` puts V_m before it). e_m =
+    softplus(z_m), alpha_m = e_m + 1, uncertainty u_m = K / sum alpha_m. For all views together the
+    rule is alpha = 1 + K (prod_m (1 + e_m / K) - 1), computed in logarithms because the pairwise
+    form becomes 0 / 0 for large evidence. logits = log alpha, so that their softmax is the expected
+    class distribution. Loss, for every view and for the combination: digamma(S) - digamma(alpha_y)
+    + lambda KL(Dir(alpha without evidence for y) || Dir(1)), S = sum alpha, times the class weight.
+    Focal `gamma` and label smoothing do not apply to this loss and raise an error.
 
     Missing: no evidence, which leaves the combination unchanged exactly.
     Pitfall: with few epochs lambda stays small, and evidence for wrong classes remains.
@@ -55,12 +55,13 @@ class TMC(LateFusion):
         dim: int,
         num_outputs: int,
         *,
+        project: bool = False,
         annealing_epochs: int = 50,
         pseudo_view: bool = False,
     ) -> None:
-        super().__init__(dims, dim, num_outputs)
+        super().__init__(dims, dim, num_outputs, project=project)
         self.annealing_epochs = annealing_epochs
-        width = len(dims) * (dim + 1)
+        width = sum(self.read_widths.values()) + len(dims)
         self.joint = nn.Linear(width, num_outputs) if pseudo_view else None
         self.last_layers = ("heads", "joint")
 
@@ -69,8 +70,9 @@ class TMC(LateFusion):
         evidence = F.softplus(unimodal).masked_fill(~present[..., None], 0)
         views = [*evidence.unbind(1)]
         if self.joint is not None:
-            aligned, bits = self.aligned(features)[0], present.to(unimodal.dtype)
-            joint_logits = self.joint(torch.cat([aligned.flatten(1), bits], dim=1))
+            read = self.head_inputs(features, self.aligned(features)[0])
+            bits = present.to(unimodal.dtype)
+            joint_logits = self.joint(torch.cat([*read, bits], dim=1))
             any_present = present.any(1)[:, None]
             views.append(F.softplus(joint_logits).masked_fill(~any_present, 0))
         stacked = torch.stack(views, dim=1)

@@ -23,6 +23,7 @@ ENDS = HEAD + NULL
 TOKENS = ALIGN + M * d + 2 * d + ENDS  # aligner, modality embeddings, last norm
 IN = sum(t * w * d for t, w in STANDARD.values())  # aligning the tokens
 LATE = ALIGN + M * HEAD + C + NULL
+DIRECT = S * C + M * C + C + NULL  # late, without a projection
 R = 16  # latents
 
 
@@ -87,8 +88,8 @@ FORMULAS: dict[str, tuple[int, int]] = {
     ),
     "lmf": (4 * d * (S + M) + 4 + d + ENDS, 4 * d * (S + M) + 4 * d + d * C),
     "mmdynamics": (
-        sum(w * w + w for w in D) + ALIGN + M * (d + 1 + HEAD) + M * (d + 1) * d + d + ENDS,
-        sum(w * w for w in D) + S * d + M * (d + d * C) + M * (d + 1) * d + d * C,
+        sum(w * w + w for w in D) + ALIGN + M * (d + 1 + HEAD) + M * d * C + C + NULL,
+        sum(w * w for w in D) + S * d + M * (d + d * C) + M * d * C,
     ),
     "hpfn": (3 * 4 * d * (S + 1) + ENDS, 3 * 4 * d * (S + 1) + d * C),
     "mmtm": (
@@ -96,13 +97,13 @@ FORMULAS: dict[str, tuple[int, int]] = {
         2 * S * (S // 2) + S * d + d * C,
     ),
     **dict.fromkeys(
-        (
-            *("late_mean", "late_max", "late_vote", "late_confidence", "qmf", "tmc", "ume"),
-            *("ecml", "dbf"),
-        ),
-        (LATE, S * d + M * d * C),
+        ("late_mean", "late_max", "late_vote", "late_confidence"), (LATE, S * d + M * d * C)
     ),
-    "pdf": (LATE + M * (4 * d * d + 4 * d + 1), S * d + M * d * C + M * (4 * d * d + d)),
+    **dict.fromkeys(("qmf", "tmc", "ume", "ecml", "dbf"), (DIRECT, S * d + S * C)),
+    "pdf": (
+        DIRECT + 2 * S * d + M * (2 * d * d + 4 * d + 1),
+        S * d + S * C + 2 * S * d + M * (2 * d * d + d),
+    ),
     "simmlm": (
         LATE + (M * d + M) * 256 + 256 + 257 * M * C,
         S * d + M * d * C + (M * d + M) * 256 + 256 * M * C,

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion import Fusion, create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.late.late_stacking import assign_folds
 from fusionzoo.fusion.late.late_vote import LateVote
 from fusionzoo.fusion.late.qmf import History, ranking_loss
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
-from fusionzoo.testing.fusions import features, full, patterns, rows_of
+from fusionzoo.testing.fusions import features, full, maker, patterns, rows_of
+from fusionzoo.testing.runner import SUITES
 from helpers.oracle import WIDTHS, close, context, copy, given, made
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -25,7 +26,9 @@ TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 
 def votes_of(fusion: Fusion, x: dict[str, Features]) -> Tensor:
     """(M, B, K) of complete samples, without the module's own forward."""
-    return torch.stack([fusion.heads[m](fusion.project[m](x[m].pooled)) for m in WIDTHS])
+    direct = all(fusion.heads[m].in_features == WIDTHS[m] for m in WIDTHS)
+    read = {m: x[m].pooled if direct else fusion.project[m](x[m].pooled) for m in WIDTHS}
+    return torch.stack([fusion.heads[m](read[m]) for m in WIDTHS])
 
 
 def test_the_max_rule_takes_probabilities_so_a_constant_changes_nothing() -> None:
@@ -44,7 +47,7 @@ def test_equal_modalities_are_idempotent_under_every_fixed_rule() -> None:
     mask = torch.ones(4, 1, dtype=torch.bool)
     both = {m: Features(x[:, None], mask, x) for m in dims}
     for name in ("late_mean", "late_max", "late_confidence", "ume"):
-        fusion = made(name, dims)
+        fusion = made(name, dims, project=True)
         with torch.no_grad():
             fusion.project["b"].load_state_dict(fusion.project["a"].state_dict())
             fusion.heads["b"].load_state_dict(fusion.heads["a"].state_dict())
@@ -100,7 +103,7 @@ def test_confidence_ignores_constants_and_the_order_of_classes() -> None:
 
 
 def test_the_unimodal_ensemble_learns_what_separate_runs_learn() -> None:
-    fusion, x = made("ume"), features(full(6))
+    fusion, x = made("ume", project=True), features(full(6))
     fusion.loss(fusion(x), TARGET, context(6)).sum().backward()
     for m in WIDTHS:
         alone = {n: p.clone().detach().requires_grad_() for n, p in fusion.named_parameters()}
@@ -109,6 +112,62 @@ def test_the_unimodal_ensemble_learns_what_separate_runs_learn() -> None:
         F.cross_entropy(z, TARGET, reduction="sum").backward()
         for part in (f"project.{m}.weight", f"heads.{m}.bias"):
             close(fusion.get_parameter(part).grad, alone[part].grad)
+
+
+# ---- project
+
+
+PROJECTED = [name for name in list_fusions("late") if "project" in fusion_info(name).parameters]
+BY_DEFAULT = {"late_confidence", "late_max", "late_mean", "late_poe", "late_vote", "late_weighted"}
+CHECKS = SUITES["fusion"]().checks
+KEPT = (  # of the contract, the checks that the setting could break
+    "a_state_dict_restores_it_exactly",
+    "every_parameter_is_registered_and_gets_a_gradient",
+    "gradients_stay_finite_and_do_not_reach_what_is_absent",
+    "its_phases_train_every_parameter",
+    "the_content_of_a_missing_modality_changes_nothing",
+    "the_order_of_its_modalities_does_not_matter",
+)
+
+
+def test_each_late_fusion_projects_by_default_unless_its_paper_does_not() -> None:
+    defaults = {name: fusion_info(name).parameters["project"].default for name in PROJECTED}
+    assert {name for name, default in defaults.items() if default} == BY_DEFAULT
+    assert {name for name, default in defaults.items() if not default} == {
+        *("dbf", "ecml", "pdf", "qmf", "tmc", "ume")
+    }
+
+
+@pytest.mark.parametrize("check", KEPT)
+@pytest.mark.parametrize("name", PROJECTED)
+def test_the_contract_holds_with_the_other_value_of_project(check: str, name: str) -> None:
+    CHECKS[check](maker(name, {"project": name not in BY_DEFAULT}))
+
+
+@pytest.mark.parametrize("name", ["late_mean", "qmf", "tmc"])
+def test_without_a_projection_the_classifiers_read_the_features(name: str) -> None:
+    fusion, x = made(name, project=False), features(full(4))
+    for m, width in WIDTHS.items():
+        assert fusion.heads[m].weight.shape == (4, width)
+        z = x[m].pooled @ fusion.heads[m].weight.T + fusion.heads[m].bias
+        close(fusion(x).unimodal[m], (1 + F.softplus(z)).log() if name == "tmc" else z)
+    own = {"null", "prior_logits"} | {f"heads.{m}.{p}" for m in WIDTHS for p in ("weight", "bias")}
+    assert {key for key, _ in fusion.named_parameters()} == own
+
+
+def test_without_a_projection_the_embedding_is_a_fixed_map_that_keeps_lengths_and_angles() -> None:
+    dims = {"image": 40, "text": 60}
+    draw = torch.Generator().manual_seed(0)
+    pooled = {m: torch.randn(50, width, generator=draw) for m, width in dims.items()}
+    fusion, x = create_fusion("tmc", dims, 4096, 3), given(**pooled)
+    maps = {m: fusion.project[m].weight for m in dims}
+    close(fusion(x).embedding, sum(pooled[m] @ maps[m].T for m in dims) / 2, 1e-5)
+    found = 4 * fusion(x).embedding @ fusion(x).embedding.T
+    wanted = sum(v @ v.T for v in pooled.values())
+    assert (found - wanted).abs().max() < 0.1 * wanted.diagonal().mean()
+    fusion.loss(fusion(x), torch.arange(50) % 3, context(50)).sum().backward()
+    assert not any(w.requires_grad for w in maps.values())
+    assert {f"project.{m}.weight" for m in dims} <= fusion.state_dict().keys()
 
 
 # ---- tmc

@@ -21,18 +21,25 @@ def hidden_of(fusion: Fusion, x: Inputs) -> dict[str, torch.Tensor]:
     return {m: fusion.encode[m](v).relu() for m, v in gated.items()}
 
 
-def test_it_is_a_sum_of_classifiers_weighted_by_confidence() -> None:
-    fusion, x = made("mmdynamics"), features(full(4))
-    weight = fusion.head.weight @ fusion.join.weight
-    wanted = fusion.head(fusion.join.bias) + weight[:, 24:].sum(1)  # presence bits of all three
+@pytest.mark.parametrize("join", [False, True])
+def test_it_is_a_sum_of_classifiers_weighted_by_confidence(join: bool) -> None:
+    fusion, x = made("mmdynamics", join=join), features(full(4))
+    weight, wanted = fusion.head.weight, fusion.head.bias
+    if join:
+        weight = weight @ fusion.join.weight
+        wanted = fusion.head(fusion.join.bias) + weight[:, 24:].sum(1)  # presence bits of all three
+    mean = torch.zeros(4, 8).double()
     for column, (name, f) in enumerate(hidden_of(fusion, x).items()):
         part = weight[:, 8 * column : 8 * column + 8]
         wanted = wanted + fusion.confidence[name](f) * (f @ part.T)
+        mean = mean + fusion.confidence[name](f) * f / 3
     close(fusion(x).logits, wanted)
+    if not join:
+        close(fusion(x).embedding, mean)
 
 
 def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation() -> None:
-    fusion, x = made("mmdynamics"), features(full(4))
+    fusion, x = made("mmdynamics", join=True), features(full(4))
     for name in WIDTHS:
         nn.init.zeros_(fusion.gates[name].weight)
         nn.init.zeros_(fusion.gates[name].bias)
@@ -51,11 +58,32 @@ def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation
 def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:
     fusion, x = made("mmdynamics", dropout=0.0), features(full(4))
     fusion.train()(x)
+    present = {m: fusion.confidence[m](f) * f for m, f in hidden_of(fusion, x).items()}
     scaled = {m: fusion.confidence[m](f) * f for m, f in hidden_of(fusion, x).items()}
     scaled["text"] = scaled["text"].mean(0).expand(4, -1)
-    bits = torch.tensor([1.0, 0.0, 1.0]).double().expand(4, -1)
-    wanted = fusion.join(torch.cat([*scaled.values(), bits], dim=1))
-    close(fusion.eval()(keep_only(x, "image", "audio")).embedding, wanted)
+    found = fusion.eval()(keep_only(x, "image", "audio"))
+    close(found.logits, fusion.head(torch.cat([*scaled.values()], dim=1)))
+    close(found.embedding, (present["image"] + present["audio"]) / 2)
+
+
+def test_a_classifier_is_drawn_towards_its_confidence_unless_that_target_is_detached() -> None:
+    slopes = []
+    for detach in (False, True):
+        fusion, x = made("mmdynamics", detach=detach), features(full(8))
+        output = fusion(x)
+        bias = fusion.heads["text"].bias
+        own = context(8).criterion(output.unimodal["text"], TARGET).sum()
+        (wanted,) = torch.autograd.grad(own, bias, retain_graph=True)
+        (found,) = torch.autograd.grad(fusion.loss(output, TARGET, context(8)).sum(), bias)
+        slopes.append((found - wanted).abs().max())
+    assert slopes[0] > 1e-3
+    assert slopes[1] < 1e-6
+
+
+def test_without_a_joining_layer_the_embedding_is_as_wide_as_the_hidden_features() -> None:
+    with pytest.raises(FusionZooError, match="hidden=4, dim=8; they must be equal, or join=true"):
+        create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4)
+    assert create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4, join=True).join.out_features == 8
 
 
 @pytest.mark.parametrize("confidence", ["linear", "sigmoid"])

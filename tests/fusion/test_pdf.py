@@ -46,7 +46,7 @@ def test_equal_confidence_is_the_mean_rule() -> None:
     for head in fusion.confidence.values():
         nn.init.zeros_(head[-1].weight)
         nn.init.zeros_(head[-1].bias)
-    close(fusion(x).logits, copy(fusion, made("late_mean"), strict=False)(x).logits)
+    close(fusion(x).logits, copy(fusion, made("late_mean", project=False), strict=False)(x).logits)
 
 
 def test_calibration_lowers_all_but_the_most_certain_modality() -> None:
@@ -74,11 +74,12 @@ def test_a_single_modality_is_its_own_answer() -> None:
 
 
 def test_the_fused_loss_teaches_the_confidence_nothing_and_its_own_the_encoder_nothing() -> None:
-    fusion, x = made("pdf").train(), features(full(8))
+    fusion, x = made("pdf", project=True).train(), features(full(8))
     fusion(x).logits.square().sum().backward()
     assert all(p.grad is None for p in fusion.confidence.parameters())
     fusion.zero_grad()
     fusion(x).extra["confidence"].sum().backward()
+    assert all(p.grad is None for p in fusion.heads.parameters())
     assert all(p.grad is None for p in fusion.project.parameters())
     assert all((p.grad != 0).any() for p in fusion.confidence.parameters())
 
@@ -95,7 +96,7 @@ def test_the_loss_is_that_of_every_classifier_and_the_error_of_the_confidence() 
 
 
 def test_without_activations_a_confidence_head_is_one_linear_map() -> None:
-    fusion = made("pdf", linear_confidence=True)
+    fusion = made("pdf", project=True, linear_confidence=True)
     head = fusion.confidence["text"]
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).double()
     middle = head(x[:2].mean(0, keepdim=True))

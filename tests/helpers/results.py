@@ -87,6 +87,11 @@ TABLES = (
         "python tests/helpers/faults.py",
         ("tests/helpers/faults.py", "train.py", *TRAINING),
     ),
+    Table(
+        "authors.csv",
+        "python perf/authors.py runs/authors",  # clones of the repositories that it names
+        ("perf/authors.py", "fusion"),
+    ),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),

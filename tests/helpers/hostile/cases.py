@@ -599,7 +599,7 @@ def _model_files() -> Iterator[Case]:
         "a width that is true": {"fusion": {"name": "gmu", "dim": True}},
         "an unknown fusion": {"fusion": {"name": "gmv", "dim": 8}},
         "an unknown key": {"extra": 1},
-        "another format": {"format": 2},
+        "another format": {"format": 3},
         "a format of words": {"format": "1"},
         "code of a module": {"fusion": {"name": "os:system", "dim": 8}},
         "code of a file": {"fusion": {"name": "/tmp/evil.py:A", "dim": 8}},
