@@ -83,7 +83,7 @@ def _open_source(
 
 @DATASETS.register("manifest", family="format")
 def manifest(settings: TableSettings, *, shared: SharedSettings = DEFAULTS) -> PairedDataset:
-    """Open your own table, a row per sample: CSV, JSONL, Parquet, .xlsx, .ods, .mat, .npz, memory.
+    """Open your own table, a row per sample: CSV, JSONL, Parquet, .xlsx, .mat, or in memory.
 
     Columns `image`, `text`, `audio`, `vector`, `sequence` are modalities; an empty cell is missing.
     If absent, `id` is the row's number from 0, `split` a hash of the id that leaves no split

@@ -14,7 +14,9 @@ from fusionzoo.structures import Features, FusionOutput
 from ..base import FUSIONS, Fusion, RunningMeans
 
 
-@FUSIONS.register(family="early", paper="Liu et al. 2018, arXiv:1806.00064", reads="pooled", linear_skip=True)
+@FUSIONS.register(
+    family="early", paper="Liu et al. 2018, arXiv:1806.00064", reads="pooled", linear_skip=True
+)
 class LMF(Fusion):
     """Multiply low-rank projections of the modalities: tensor fusion at linear cost.
 

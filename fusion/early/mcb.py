@@ -15,7 +15,9 @@ from fusionzoo.structures import Features, FusionOutput
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm
 
 
-@FUSIONS.register(family="early", paper="Fukui et al. 2016, arXiv:1606.01847", reads="pooled", linear_skip=True)
+@FUSIONS.register(
+    family="early", paper="Fukui et al. 2016, arXiv:1606.01847", reads="pooled", linear_skip=True
+)
 class MCB(Fusion):
     """Approximate the outer product of the modalities by convolving their count sketches.
 

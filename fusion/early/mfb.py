@@ -13,7 +13,9 @@ from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._bilinear import Factors
 
 
-@FUSIONS.register(family="early", paper="Yu et al. 2017, arXiv:1708.01471", reads="pooled", linear_skip=True)
+@FUSIONS.register(
+    family="early", paper="Yu et al. 2017, arXiv:1708.01471", reads="pooled", linear_skip=True
+)
 class MFB(Fusion):
     """Multiply wide projections of the modalities, sum them in groups of k, and normalise.
 

@@ -15,7 +15,9 @@ from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
 from ._bilinear import Factors
 
 
-@FUSIONS.register(family="early", paper="Yu et al. 2018, arXiv:1708.03619", reads="pooled", linear_skip=True)
+@FUSIONS.register(
+    family="early", paper="Yu et al. 2018, arXiv:1708.03619", reads="pooled", linear_skip=True
+)
 class MFH(Fusion):
     """Cascade factorised bilinear poolings, so that block i has order i in each modality.
 

@@ -14,7 +14,9 @@ from ..base import FUSIONS, Fusion, RunningMeans, product
 from ._bilinear import Factors
 
 
-@FUSIONS.register(family="early", paper="Kim et al. 2017, arXiv:1610.04325", reads="pooled", linear_skip=True)
+@FUSIONS.register(
+    family="early", paper="Kim et al. 2017, arXiv:1610.04325", reads="pooled", linear_skip=True
+)
 class MLB(Fusion):
     """Multiply tanh projections of the modalities element-wise, then apply a linear map.
 
