@@ -37,6 +37,11 @@ RESULTS = "results/index.md"
 CODE = {".py": "python", ".yaml": "yaml"}  # shown on a page of its own
 LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"]+)([)\"])")
 VERBATIM = re.compile(r"(```.*?```|`[^`\n]*`)", flags=re.DOTALL)  # no link, no list
+MEASURED_FORMS = {  # what tables in results/ were measured with, where the default was another
+    **dict.fromkeys(("tmc", "ecml", "dbf", "qmf", "pdf", "ume"), "`project: true`"),
+    "mmdynamics": "`join: true` and `detach: true`",
+    **dict.fromkeys(("lmf", "mlb", "mcb", "mfb", "mfh"), "`linear_skip: false`"),
+}
 FUSION = """\
 # {name}
 
@@ -92,7 +97,7 @@ run = fz.train("digits", fusion="{name}", out="runs/{name}")
 
 {measured}
 
-How they were measured: [which](../../which.md), [benchmark](../../benchmark.md).
+{form}How they were measured: [which](../../which.md), [benchmark](../../benchmark.md).
 """
 API = """\
 # Python API
@@ -214,6 +219,7 @@ def fusion_page(card: Card) -> str:
     """Write the page of one fusion."""
     docstring = inspect.getdoc(fusion_info(card.name).cls) or ""
     shapes = re.search(r"^Shapes:?([^\n]*(?:\n(?: .*)?)*)", docstring, flags=re.MULTILINE)
+    form = MEASURED_FORMS.get(card.name)
     equation, differs, difference = card.equation.partition("Differs from")
     return FUSION.format(
         name=card.name,
@@ -231,6 +237,7 @@ def fusion_page(card: Card) -> str:
         shapes=inspect.cleandoc(f"\n{shapes[1]}" if shapes else "those of every fusion"),
         settings=settings(card),
         linear_skip=card.settings["linear_skip"].default,
+        form=f"Accuracies are of the form with {form}.\n\n" if form else "",
         measured=measured(card),
     )
 
