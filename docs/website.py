@@ -38,7 +38,7 @@ CODE = {".py": "python", ".yaml": "yaml"}  # shown on a page of its own
 LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"]+)([)\"])")
 VERBATIM = re.compile(r"(```.*?```|`[^`\n]*`)", flags=re.DOTALL)  # no link, no list
 MEASURED_FORMS = {  # what tables in results/ were measured with, where the default was another
-    **dict.fromkeys(("tmc", "ecml", "dbf", "qmf", "pdf", "ume"), "`project: true`"),
+    **dict.fromkeys(("tmc", "ecml", "dbf", "qmf", "pdf"), "`project: true`"),
     "mmdynamics": "`join: true` and `detach: true`",
     **dict.fromkeys(("lmf", "mlb", "mcb", "mfb", "mfh"), "`linear_skip: false`"),
 }

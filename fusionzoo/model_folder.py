@@ -29,7 +29,7 @@ from .version import __version__
 FORMAT = 2
 # Settings of fusions that format 1 did not have, with what these fusions were before.
 _OF_FORMAT_1: dict[str, dict[str, Any]] = {
-    **{name: {"project": True} for name in ("dbf", "ecml", "pdf", "qmf", "tmc", "ume")},
+    **{name: {"project": True} for name in ("dbf", "ecml", "pdf", "qmf", "tmc")},
     "mmdynamics": {"join": True, "detach": True},
 }
 MAX_BYTES = 1 << 26  # of config.json

@@ -17,8 +17,6 @@ class UME(IndependentHeads):
     """Train each modality's encoder and classifier on its own loss; average their logits.
 
     logits = mean_m z_m over present m; loss = sum_m p_m CE(z_m), p_m = 1 if m is present, else 0.
-    z_m is one linear map of x_m, so that a modality's model is its encoder and a classifier, as in
-    the paper (`project` puts V_m before it).
     No gradient passes between modalities, so the result is that of separate training runs. Only
     gradient clipping couples them, through the norm of the whole gradient; `--optim.clip null`
     removes that coupling.
@@ -34,11 +32,6 @@ class UME(IndependentHeads):
     """
 
     symmetric = True
-
-    def __init__(
-        self, dims: Mapping[str, int], dim: int, num_outputs: int, *, project: bool = False
-    ) -> None:
-        super().__init__(dims, dim, num_outputs, project=project)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         embedding, unimodal, present = self.unimodal_logits(features)

@@ -97,9 +97,10 @@ FORMULAS: dict[str, tuple[int, int]] = {
         2 * S * (S // 2) + S * d + d * C,
     ),
     **dict.fromkeys(
-        ("late_mean", "late_max", "late_vote", "late_confidence"), (LATE, S * d + M * d * C)
+        ("late_mean", "late_max", "late_vote", "late_confidence", "ume"),
+        (LATE, S * d + M * d * C),
     ),
-    **dict.fromkeys(("qmf", "tmc", "ume", "ecml", "dbf"), (DIRECT, S * d + S * C)),
+    **dict.fromkeys(("qmf", "tmc", "ecml", "dbf"), (DIRECT, S * d + S * C)),
     "pdf": (
         DIRECT + 2 * S * d + M * (2 * d * d + 4 * d + 1),
         S * d + S * C + 2 * S * d + M * (2 * d * d + d),
