@@ -10,7 +10,9 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 LINKED = ("encoders", "fusion", "datasets")
-RECIPES = ("fusionzoo.recipes", "fusionzoo.recipes.benchmarks")  # folders of YAML files
+RECIPES = tuple(  # folders of YAML files
+    f"fusionzoo.recipes{folder}" for folder in ("", ".benchmarks", ".papers")
+)
 SCRIPTS = ("train", "embed", "benchmark")
 
 

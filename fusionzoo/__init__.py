@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .inputs.data import create_dataset as create_dataset
     from .model import FusionModel as FusionModel
     from .model import create_model as create_model
+    from .scripts.reproduce import reproduce as reproduce
     from .tools.assemble import assemble as assemble
     from .tools.data_convert import convert as convert
     from .tools.embedding_report.report import embed_report as embed_report
@@ -77,6 +78,7 @@ _HOME = {
     "embed_report": "tools.embedding_report.report",
     "explain": "tools.explain.explain",
     "report": "tools.run_report.report",
+    "reproduce": "scripts.reproduce",
     "Searcher": "tools.search.search",
     "serve": "tools.serve.server",
 }

@@ -26,6 +26,7 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("train",): (".scripts.train", "main"),
     ("embed",): (".scripts.embed", "main"),
     ("benchmark",): (".scripts.benchmark", "main"),
+    ("reproduce",): (".scripts.reproduce", "reproduce_command"),
     ("evaluate",): (".cli", "evaluate_command"),
     ("predict",): (".cli", "predict_command"),
     ("report",): (".tools.run_report.report", "report_command"),
@@ -149,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
     commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
+    commands.add_parser("reproduce", help="redo a paper's figures: `fusionzoo reproduce --help`")
     commands.add_parser(
         "analyse", help="what a data set needs of a fusion: `fusionzoo analyse --help`"
     )

@@ -20,6 +20,7 @@ MAX_BYTES = 1 << 22  # of a configuration file
 COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
 COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
+PAPERS = "papers/"  # the folder of configs/ whose files are no recipes
 NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
@@ -174,7 +175,18 @@ def parse_value(text: str) -> Any:
 
 
 def recipes() -> dict[str, Path]:
-    """Return the YAML files that come with fusionzoo, by name: `stamps`, `benchmarks/stamps`."""
+    """Return the recipes that come with fusionzoo, by name: `stamps`, `benchmarks/stamps`."""
+    return {name: file for name, file in _shipped().items() if not name.startswith(PAPERS)}
+
+
+def papers() -> dict[str, Path]:
+    """Return the files of papers that `fusionzoo reproduce` knows, by name: `tmc-handwritten`."""
+    files = _shipped().items()
+    return {name.removeprefix(PAPERS): file for name, file in files if name.startswith(PAPERS)}
+
+
+def _shipped() -> dict[str, Path]:
+    """Return the YAML files that come with fusionzoo, by their path without the suffix."""
     package = Path(__file__).parents[1]
     installed = package / "recipes"
     folder = installed if installed.is_dir() else package.parent / "configs"  # of a checkout

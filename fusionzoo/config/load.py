@@ -287,8 +287,10 @@ def _named(cls: Any, tree: Mapping[str, Any]) -> Tree:
         setting.name
         for setting in fields(cls)
         if is_component([setting.name])
-        and setting.default_factory is not MISSING
-        and "name" not in (setting.default_factory() or {"name": ""})
+        and (
+            setting.default_factory is MISSING
+            or "name" not in (setting.default_factory() or {"name": ""})
+        )
     }
     return {**named(tree), **{key: tree[key] for key in plain & tree.keys()}}
 

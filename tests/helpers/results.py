@@ -102,6 +102,12 @@ TABLES = (
     script("linear", ("datasets/builtin/hanzi.py", "datasets/packages.py", "encoders")),
     script("mfeat", (*TRAINING, *SHARED), "runs/mfeat.jsonl"),
     script("missing", (*MODEL, "fusionzoo/training/balance", *SHARED), "runs/missing.jsonl"),
+    Table(
+        "papers.csv",
+        "python perf/papers.py",  # the papers' data files in runs/papers-data
+        ("perf/papers.py", "configs/papers", "fusionzoo/scripts/reproduce.py", *TRAINING),
+        "runs/papers",
+    ),
     script("which", BENCHMARK, "runs/which"),
     Table(
         "hostile.csv",
