@@ -82,7 +82,8 @@ def test_names_are_listed_by_pattern_or_family() -> None:
 def test_an_entry_holds_the_facts_of_its_kind_alone() -> None:
     shared = {"name", "cls", "summary", "family", "paper", "hidden"}
     assert set(Entry.__dataclass_fields__) == shared
-    assert set(FusionEntry.__dataclass_fields__) - shared == {"reads", "synergy", "at_least"}
+    of_fusions = {"reads", "synergy", "at_least", "linear_skip"}
+    assert set(FusionEntry.__dataclass_fields__) - shared == of_fusions
     assert set(EncoderEntry.__dataclass_fields__) - shared == {"takes_model"}
     assert set(DatasetEntry.__dataclass_fields__) - shared == {"fetch"}
     with pytest.raises(FusionZooError, match=r"an unknown fact synergy=\. Known: family, paper, "):
