@@ -148,7 +148,7 @@ def hold_out(
 
     >>> column = pa.array([*["train"] * 4, "test"])
     >>> hold_out(column, pa.array([*"abcde"]), (), 0.25).splits.to_pylist()
-    ['train', 'val', 'train', 'train', 'test']
+    ['val', 'train', 'train', 'train', 'test']
     """
     rows = pa.array(np.flatnonzero(pc.equal(splits, "train").to_numpy(zero_copy_only=False)))
     made = make_splits(

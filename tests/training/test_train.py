@@ -501,7 +501,7 @@ TEXT = ["--data.name", "manifest", "--encoders.text.name", "chars"]
             [],
             "row 4, sample '3' (split 'val') has the label 'z'",
         ),
-        (MANIFEST.replace("val", "train"), [], "split 'val' is empty"),
+        (MANIFEST.replace("test,y", "train,y"), [], "split 'test' is empty"),
         (MANIFEST.replace("target", "label"), [], "has no column 'target': --target names the"),
         (
             MANIFEST.replace("text", "image").replace("one", "one.png"),
