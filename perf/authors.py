@@ -159,13 +159,16 @@ def imported(path: Path, stand_ins: Mapping[str, Callable[[], ModuleType]]) -> M
 def copy_parts(case: Case, ours: Fusion, theirs: nn.Module) -> dict[str, tuple[int, int]]:
     """Copy the authors' weights; return the parameters of each part, ours and theirs."""
     counts, seen = {}, [0, 0]
-    for own, other in case.parts.items():
+    for ours_name, theirs_name in case.parts.items():
         pair = [0, 0]
-        for m in range(len(case.widths)) if "{m}" in own else (0,):
-            parts = (ours.get_submodule(own.format(m=m)), theirs.get_submodule(other.format(m=m)))
+        for m in range(len(case.widths)) if "{m}" in ours_name else (0,):
+            parts = (
+                ours.get_submodule(ours_name.format(m=m)),
+                theirs.get_submodule(theirs_name.format(m=m)),
+            )
             parts[0].load_state_dict(parts[1].state_dict())
             pair = [x + size(part) for x, part in zip(pair, parts, strict=True)]
-        counts[own.removesuffix(".{m}")] = (pair[0], pair[1])
+        counts[ours_name.removesuffix(".{m}")] = (pair[0], pair[1])
         seen = [x + y for x, y in zip(seen, pair, strict=True)]
     counts["others"] = (size(ours) - seen[0], size(theirs) - seen[1])
     return counts
@@ -203,9 +206,9 @@ def compare(case: Case, clones: Path) -> list[tuple[object, ...]]:
         context = StepContext(
             rows=torch.arange(ROWS), epoch=EPOCH, phase=0, criterion=criterion, memory=None
         )
-        own = ours.loss(output, target, context).mean().item()
+        found = ours.loss(output, target, context).mean().item()
         wanted = loss.item()
-        rows.append(("loss", f"{own:.5f}", f"{wanted:.5f}", f"{own - wanted:.1e}"))
+        rows.append(("loss", f"{found:.5f}", f"{wanted:.5f}", f"{found - wanted:.1e}"))
     facts = (case.fusion, case.repository, commit)
     return [(*facts, *row) for row in rows]
 

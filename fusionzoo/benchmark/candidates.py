@@ -184,8 +184,8 @@ def settings_of(cfg: BenchmarkConfig, candidate: str) -> Settings:
                 f"--settings.{base}.{key}: {name} has no such setting."
                 f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
             )
-    own = common | specific
-    return own if base.startswith(ALONE) else info.to_train(own)
+    settings = common | specific
+    return settings if base.startswith(ALONE) else info.to_train(settings)
 
 
 def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:

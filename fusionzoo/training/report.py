@@ -285,10 +285,11 @@ def show_results(
 
 def chosen_weights(results: Mapping[str, Any]) -> str:
     """Say which weights the results of a run are of."""
+    is_last = results.get("select") == "last"  # a trial of an earlier version does not say
     if "seeds" in results:
-        each = "its last epoch" if results["select"] == "last" else "its best epoch by validation"
+        each = "its last epoch" if is_last else "its best epoch by validation"
         return f"{len(results['seeds'])} seeds joined, each of {each}"
-    if results["select"] == "last":
+    if is_last:
         return f"last epoch, {results['best_epoch']}"
     return f"best epoch {results['best_epoch']} by validation"
 

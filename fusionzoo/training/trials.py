@@ -11,7 +11,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -93,7 +93,11 @@ class Repeats(ABC, Generic[F]):
             )
         stored = json.loads(self._file.read_text(encoding="utf-8"))
         check_data(self._file, stored, self.data, self.cfg.resume_anyway)
-        return [self.entry(**x) for x in stored["finished"]]
+        known = {x.name for x in fields(self.entry)}  # earlier versions stored more of a seed
+        return [
+            self.entry(**{name: x for name, x in finished.items() if name in known})
+            for finished in stored["finished"]
+        ]
 
     def _write(self) -> None:
         if self.world.main:
