@@ -20,6 +20,7 @@ from .amputation import Mechanism
 from .failures import MAX_ERRORS, OnError, check_policy
 from .paired import PairedDataset
 from .tables.paths import labels_of_join
+from .tables.splits import SHARES
 from .tables.table import word_list
 
 POLICY = ("on_error", "max_errors")  # rules by which a data set is read
@@ -35,6 +36,11 @@ class SharedSettings:
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
         modalities: names of those to keep, comma-separated or a list
+        random_splits: seed by which splits are drawn at random instead of the data's own, whole
+            groups, by `shares`
+        shares: of train, val and test in random splits
+        split_file: table of `id` and `split`, instead of the data's own splits; samples that it
+            does not list are left out
         val_share: share of the training samples that become the validation split, which the data
             lacks; whole groups, chosen by a hash
         missing: share of each modality's values to remove, at least 0 and below 1
@@ -45,15 +51,28 @@ class SharedSettings:
     on_error: OnError = "raise"
     max_errors: float = MAX_ERRORS
     modalities: str | Sequence[str] | None = None
+    random_splits: int | None = None
+    shares: Sequence[float] = SHARES
+    split_file: str = ""
     val_share: float | None = None
     missing: float = 0.0
     missing_mechanism: Mechanism = "mcar"
 
     def __post_init__(self) -> None:
         check_policy(self.on_error, self.max_errors)
+        if self.random_splits is not None and self.split_file:
+            raise FusionZooError("--data.random_splits and --data.split_file both make splits")
 
     def view(self, dataset: PairedDataset) -> PairedDataset:
-        """Hold out validation samples, keep some modalities of a data set, remove some values."""
+        """Change splits, keep some modalities of a data set, remove some values."""
+        if self.random_splits is not None:
+            dataset = dataset.draw_splits(self.random_splits, self.shares)
+        if self.split_file:
+            from .sources.table_files import read_split_file
+
+            dataset = dataset.with_splits(
+                read_split_file(Path(self.split_file).expanduser()), self.split_file
+            )
         if self.val_share is not None:
             dataset = dataset.hold_out(self.val_share)
         if self.modalities is not None:
@@ -98,6 +117,12 @@ class DatasetEntry(Entry[PairedDataset]):
         """Open the data set, and apply those of `SharedSettings` that it has not as its own."""
         declared = super().parameters
         common = {name: settings.pop(name) for name in SHARED if name in settings.keys() - declared}
+        if "shares" in common and common.get("random_splits") is None:
+            raise FusionZooError(
+                "--data.shares needs --data.random_splits SEED: this data has splits of its own"
+            )
+        if "shares" in settings:  # of splits by hash, too
+            common["shares"] = settings["shares"]
         shared = SharedSettings(**common)
         whole = settings_class(self.cls)
         if "shared" in declared:

@@ -38,7 +38,14 @@ from .tables.arrow import (
 )
 from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .tables.provenance import Amputation, Provenance
-from .tables.splits import class_columns, hold_out
+from .tables.splits import (
+    SPLITS,
+    class_columns,
+    hold_out,
+    random_splits,
+    renamed_splits,
+    usual_splits,
+)
 from .tables.table import (
     NOT_FILES,
     Samples,
@@ -128,10 +135,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
-            self.classes = find_classes(
-                self.table, self.where, self.provenance.missing_labels.get("target", "")
-            )
-            self.class_indices = {label: index for index, label in enumerate(self.classes)}
+            self._find_classes()
         else:
             self._read_labels(targets)
 
@@ -383,24 +387,68 @@ class PairedDataset(Dataset[Sample | None]):
                 f"{self.source} has {self.splits['val']:,} validation samples: leave out"
                 " --data.val_share"
             )
-        kinds = (
-            {"target": "classification"}
-            if self.scheme is None
-            else {target.name: target.kind for target in self.scheme}
-        )
-        table, view = self.table, copy.copy(self)
+        table, key, kinds = self.table, self._split_key, self._kinds_of_targets
         known = {name: table[name] for name in kinds if name in table.column_names}
-        key = "group" if "group" in table.column_names else "id"
         made = hold_out(table["split"], table[key], class_columns(known, kinds), share)
-        column = table.column_names.index("split")
-        view.table = table.set_column(column, "split", made.splits).combine_chunks()
-        if self.scheme:
-            view._read_labels(kinds)  # their statistics are those of the training split
         rule = f"{100 * share:.3g} % of train held out as val by a hash of the {key}{made.rule}"
         before = self.provenance.split_rule
-        view.provenance = replace(
-            self.provenance, split_rule=f"{before}; {rule}" if before else rule
-        )
+        return self._with_splits(made.splits, f"{before}; {rule}" if before else rule)
+
+    def draw_splits(self, seed: int, shares: Sequence[float]) -> Self:
+        """Return the same samples, with splits drawn at random instead of their own.
+
+        `shares` are those of train, val and test; whole groups are drawn, of whatever classes.
+        """
+        drawn = random_splits(self.table[self._split_key], shares, seed)
+        parts = [
+            f"{100 * share / sum(shares):.3g} % {name}"
+            for name, share in zip(SPLITS, shares, strict=True)
+            if share
+        ]
+        rule = f"drawn at random with seed {seed}: {', '.join(parts)}"
+        return self._with_splits(drawn, rule)
+
+    def with_splits(self, split_of: Mapping[str, str], source: str) -> Self:
+        """Return the samples that `split_of` lists, id -> split, with these splits.
+
+        `source` is the list's name in messages.
+        """
+        ids = self.table["id"].to_pylist()
+        unknown = split_of.keys() - set(ids)
+        if unknown:
+            first = min(unknown)
+            raise FusionZooError(
+                f"{source}: id {first!r} is not in {self.source}.{did_you_mean(first, ids)}"
+                f" Its ids are like {ids[0]!r}"
+            )
+        in_list = torch.tensor([key in split_of for key in ids])
+        view = self._keep(in_list)
+        if view.classes:
+            view._find_classes()
+        splits, renamed = usual_splits(pa.array([split_of[key] for key in ids if key in split_of]))
+        rule = source + renamed_splits(renamed)
+        if len(splits) < len(ids):
+            rule += f", which leaves out {len(ids) - len(splits):,} samples"
+        return view._with_splits(splits, rule)
+
+    @property
+    def _split_key(self) -> str:
+        """The column of which equal cells share a split."""
+        return "group" if "group" in self.table.column_names else "id"
+
+    @property
+    def _kinds_of_targets(self) -> dict[str, str]:
+        if self.scheme is None:
+            return {"target": "classification"}
+        return {target.name: target.kind for target in self.scheme}
+
+    def _with_splits(self, splits: pa.Array, rule: str) -> Self:
+        view, table = copy.copy(self), self.table
+        column = table.column_names.index("split")
+        view.table = table.set_column(column, "split", splits).combine_chunks()
+        if self.scheme:
+            view._read_labels(self._kinds_of_targets)  # their statistics are of the training split
+        view.provenance = replace(self.provenance, split_rule=rule)
         return view
 
     def drop(self, rate: float, seed: int = 0) -> Self:
@@ -491,17 +539,22 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _with(self, table: pa.Table, modalities: Mapping[str, str]) -> Self:
         """Return a view of another table's modalities, without samples that have none of them."""
+        view = copy.copy(self)
+        view.table, view.modalities = table, dict(modalities)
         has_any = presence(table, modalities).any(1)
-        rows = self.rows[has_any[self.rows]]
-        if not len(rows):
+        if not has_any[self.rows].any():
             raise FusionZooError(f"{self.source}: no sample has {' or '.join(modalities)}")
+        return view._keep(has_any)
+
+    def _keep(self, mask: Tensor) -> Self:
+        """Return a view of the table's rows where `mask` is true."""
         # A copy keeps the classes, and its files need no second check.
         view = copy.copy(self)
-        view.table = table.filter(pa.array(has_any.numpy())).combine_chunks()
-        view.label_values = self.label_values[has_any]
-        view.modalities, view.rows = dict(modalities), (has_any.cumsum(0) - 1)[rows]
-        view.failed = Failures(len(view.table), len(modalities))
-        view.provenance = self.provenance.keep_rows(has_any.numpy())
+        view.table = self.table.filter(pa.array(mask.numpy())).combine_chunks()
+        view.label_values = self.label_values[mask]
+        view.rows = (mask.cumsum(0) - 1)[self.rows[mask[self.rows]]]
+        view.failed = Failures(len(view.table), len(self.modalities))
+        view.provenance = self.provenance.keep_rows(mask.numpy())
         return view
 
     # ---- decoding
@@ -580,6 +633,11 @@ class PairedDataset(Dataset[Sample | None]):
         )
         if must_exist:
             check_rows(self.table, arrays, self.root or Path(), self.sample_place)
+
+    def _find_classes(self) -> None:
+        missing = self.provenance.missing_labels.get("target", "")
+        self.classes = find_classes(self.table, self.where, missing)
+        self.class_indices = {label: index for index, label in enumerate(self.classes)}
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
         labels = read_labels(

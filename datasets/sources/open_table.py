@@ -21,7 +21,14 @@ from ..paired import PairedDataset
 from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import Loaded, Provenance, RowNumbers
-from ..tables.splits import SPLITS, class_columns, make_splits, splits_by_time, usual_splits
+from ..tables.splits import (
+    SPLITS,
+    class_columns,
+    make_splits,
+    renamed_splits,
+    splits_by_time,
+    usual_splits,
+)
 from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
 from .cell_kinds import read_moments
@@ -277,8 +284,7 @@ def _read_column(table: Columns, ids: ArrowColumn) -> tuple[ArrowColumn, str]:
             column=name,
         )
     splits, renamed = usual_splits(splits)
-    mapped = "".join(f", {word!r} read as {usual}" for word, usual in renamed.items())
-    return splits, f"column {name!r}{mapped}"
+    return splits, f"column {name!r}{renamed_splits(renamed)}"
 
 
 def open_table(

@@ -342,6 +342,35 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
         raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
+def read_split_file(path: Path) -> dict[str, str]:
+    """Read a table of `id` and `split`; return the split of each id. Rows without a split are left
+    out."""
+    table, provenance = read_table(path, TableSettings())
+    names = {name.strip().lower(): name for name in table.column_names}
+    if not {"id", "split"} <= names.keys():
+        raise FusionZooError(
+            f"{path} has no columns `id` and `split`; it has {', '.join(table.column_names)}"
+        )
+    ids, splits = (table[names[name]].cast(pa.string()).to_pylist() for name in ("id", "split"))
+    split_of: dict[str, str] = {}
+    for row, (key, split) in enumerate(zip(ids, splits, strict=True)):
+        if not (split or "").strip():
+            continue
+        if not key or key in split_of:
+            where = (
+                ""
+                if provenance.row_numbers is None
+                else f", row {provenance.row_numbers.number(row)}"
+            )
+            raise FusionZooError(
+                f"{path}{where}: " + (f"id {key!r} is there twice" if key else "the id is empty")
+            )
+        split_of[key] = split.strip()
+    if not split_of:
+        raise FusionZooError(f"{path} lists no sample with a split")
+    return split_of
+
+
 def _check_file(path: Path) -> None:
     """Raise an error for a file that is not there, with the nearest of its folder."""
     if not path.is_file():

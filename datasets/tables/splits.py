@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import kind_of, words
 
 from .arrow import ArrowColumn
@@ -91,6 +92,16 @@ def join_groups(
     return {item: top(item) for item in keys}
 
 
+def check_shares(shares: Sequence[float]) -> None:
+    """Raise an error for shares that are not those of train, val and test."""
+    if len(shares) != len(SPLITS) or min(shares) < 0 or not shares[0]:
+        words = ", ".join(f"{share:g}" for share in shares)
+        raise FusionZooError(
+            f"shares ({words}): three numbers, those of train, val and test, at least 0, and of"
+            " train above 0: 0.8,0,0.2"
+        )
+
+
 def make_splits(
     keys: ArrowColumn,
     labels: Sequence[ArrowColumn] = (),
@@ -116,6 +127,7 @@ def make_splits(
     >>> make_splits(pa.array(["p1", "p2", "p3", "p2"])).splits.to_pylist()
     ['test', 'train', 'val', 'train']
     """
+    check_shares(shares)
     key_of_row, names = np.arange(len(keys)), _flat(keys)
     if not unique:
         encoded = names.dictionary_encode()
@@ -159,6 +171,27 @@ def hold_out(
     return made._replace(splits=pa.array(words, pa.string()))
 
 
+def random_splits(keys: ArrowColumn, shares: Sequence[float], seed: int) -> pa.Array:
+    """Draw each row's split at random; rows of a key, an id or a group, share it.
+
+    The keys, in the order of their first rows, are put in the order of
+    `numpy.random.RandomState(seed).permutation` and cut at the shares: what papers' code does with
+    `numpy.random.seed(seed)` and `numpy.random.shuffle`.
+
+    >>> random_splits(pa.array([*"abcde"]), (0.6, 0.0, 0.4), 0).to_pylist()
+    ['train', 'train', 'train', 'test', 'test']
+    """
+    check_shares(shares)
+    encoded = _flat(keys).dictionary_encode()
+    order = np.random.RandomState(seed).permutation(len(encoded.dictionary))
+    bounds = np.cumsum(shares)[:-1] / sum(shares) * len(order)
+    split_of_key = np.empty(len(order), np.int64)
+    split_of_key[order] = np.searchsorted(
+        np.floor(bounds + 1e-9), np.arange(len(order)), side="right"
+    )
+    return pa.array(SPLITS).take(pa.array(split_of_key[encoded.indices.to_numpy()]))
+
+
 def splits_by_time(
     times: NDArray[np.float64], keys: ArrowColumn, shares: Sequence[float] = SHARES
 ) -> pa.Array:
@@ -170,6 +203,7 @@ def splits_by_time(
     >>> splits_by_time(np.arange(4.0), pa.array([*"abac"]), (0.5, 0.25, 0.25)).to_pylist()
     ['val', 'train', 'val', 'test']
     """
+    check_shares(shares)
     codes = _flat(keys).dictionary_encode().indices.to_numpy()
     last = np.full(int(codes.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(last, codes, times)
@@ -343,3 +377,8 @@ def usual_splits(splits: ArrowColumn) -> tuple[ArrowColumn, dict[str, str]]:
         return splits, {}
     words = pa.array([renamed.get(name, name) for name in names])
     return words.take(encoded.indices), renamed
+
+
+def renamed_splits(renamed: Mapping[str, str]) -> str:
+    """Return what the data summary says of splits with other names."""
+    return "".join(f", {word!r} read as {usual}" for word, usual in renamed.items())
