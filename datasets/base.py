@@ -61,7 +61,9 @@ class SharedSettings:
     def __post_init__(self) -> None:
         check_policy(self.on_error, self.max_errors)
         if self.random_splits is not None and self.split_file:
-            raise FusionZooError("--data.random_splits and --data.split_file both make splits")
+            raise FusionZooError(
+                "--data.random_splits and --data.split_file both make splits: leave one out"
+            )
 
     def view(self, dataset: PairedDataset) -> PairedDataset:
         """Change splits, keep some modalities of a data set, remove some values."""
@@ -119,10 +121,17 @@ class DatasetEntry(Entry[PairedDataset]):
         common = {name: settings.pop(name) for name in SHARED if name in settings.keys() - declared}
         if "shares" in common and common.get("random_splits") is None:
             raise FusionZooError(
-                "--data.shares needs --data.random_splits SEED: this data has splits of its own"
+                "this data has splits of its own: --data.random_splits SEED draws others, by shares"
             )
         if "shares" in settings:  # of splits by hash, too
             common["shares"] = settings["shares"]
+        makes_splits = [
+            x for x in ("random_splits", "split_file") if common.get(x) not in (None, "")
+        ]
+        if makes_splits and settings.get("time_column"):
+            raise FusionZooError(
+                f"--data.time_column and --data.{makes_splits[0]} both make splits: leave one out"
+            )
         shared = SharedSettings(**common)
         whole = settings_class(self.cls)
         if "shared" in declared:

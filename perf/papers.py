@@ -52,7 +52,7 @@ def row_of(done: Reproduction) -> dict[str, object]:
         "name": done.name,
         "metric": paper.metric,
         **columns("published", paper.published),
-        **columns("authors", paper.authors),
+        **columns("authors", paper.authors and paper.authors.figures),
         **columns("ours", done.ours),
         "low": f"{low:.2f}",
         "high": f"{high:.2f}",

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Annotated, Any, ClassVar
+from statistics import fmean, stdev, variance
+from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from fusionzoo.config import RunConfig, from_tree, read_yaml
 from fusionzoo.config.flags import Tree, papers
@@ -44,7 +44,9 @@ class ReproduceConfig:
 
     name: str = option("", "a paper, or a YAML file like those in configs/papers/; empty = list")
     data: str = option(".", "folder that holds the paper's data files")
-    seeds: Count = option(5, "trainings, from seeds 0, 1, ...")
+    seeds: Count = option(
+        5, "trainings, from seeds 0, 1, ..., each with its random split if the paper has them"
+    )
     out: str = option("", "folder of the runs and results.json; empty = runs/<name>")
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
 
@@ -91,14 +93,27 @@ class PaperFigures(_Strict):
     source: str = ""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> PaperFigures:
+    def of(cls, values: Sequence[float], source: str = "") -> PaperFigures:
         """Return the figures of one value per training.
 
         >>> PaperFigures.of([98.0, 99.0])
         PaperFigures(mean=98.5, spread=0.7071067811865476, runs=2, source='')
         """
         spread = stdev(values) if len(values) > 1 else None
-        return cls(mean=fmean(values), spread=spread, runs=len(values))
+        return cls(mean=fmean(values), spread=spread, runs=len(values), source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorsRuns(_Strict):
+    """What the authors' code gave when we ran it, in per cent: a value for each seed or split."""
+
+    values: Annotated[list[float], MinLen(1)]  # of seeds or splits 0, 1, ..., as ours
+    source: str  # the command, and what had to be changed to run it
+
+    @property
+    def figures(self) -> PaperFigures:
+        """Their mean and standard deviation."""
+        return PaperFigures.of(self.values, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +123,13 @@ class Paper(_Strict):
     title: str
     paper: Publication
     code: AuthorsCode
-    files: list[PaperFile]  # the first is the one that is opened
+    files: list[PaperFile]  # the first is opened, unless `run.data.root` names another or a folder
     metric: str  # as metrics.json calls it, of the test split
     epoch: str  # which rule chose it
-    published: PaperFigures
-    authors: PaperFigures | None = None  # their code, run by us; None: nobody ran it
+    published: PaperFigures | None = None  # None: not known to us
+    authors: AuthorsRuns | None = None  # None: nobody ran their code
+    # What differs from training to training: the seed, or also the random split, as on their side.
+    repeat: Literal["seed", "split"] = "seed"
     differs: list[str] = field(default_factory=list)  # what we do otherwise
     run: Tree  # settings of `fusionzoo train`
 
@@ -138,7 +155,8 @@ class Reproduction:
     @property
     def verdict(self) -> str:
         """Whether ours equals the authors' code, in one sentence."""
-        return compare(self.paper.authors, self.ours)
+        authors = () if self.paper.authors is None else self.paper.authors.values
+        return compare(authors, self.values, paired=self.paper.repeat == "split")
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -160,37 +178,45 @@ class Reproduction:
             "metric": paper.metric,
             "unit": "per cent",
             "epoch": paper.epoch,
-            "published": asdict(paper.published),
-            "authors": None if paper.authors is None else asdict(paper.authors),
+            "published": None if paper.published is None else asdict(paper.published),
+            "repeat": paper.repeat,
+            "authors": None
+            if paper.authors is None
+            else {"values": paper.authors.values, **asdict(paper.authors.figures)},
             "ours": {"values": list(self.values), **asdict(self.ours), **bounds},
             "verdict": self.verdict,
             "differs": paper.differs,
         }
 
 
-def compare(authors: PaperFigures | None, ours: PaperFigures) -> str:
+def compare(authors: Sequence[float], ours: Sequence[float], *, paired: bool = False) -> str:
     """Say whether our figures equal those of the authors' code.
 
-    They are equal if the means are within two standard errors of their difference. Where one of
-    them has no spread (a single training), the other's is taken for both.
+    They are equal if the means are within two standard errors of their difference; `paired` says
+    that both sides have the same splits, of which those that both have are compared one by one.
 
-    >>> authors = PaperFigures(mean=98.25, spread=0.1, runs=5)
-    >>> compare(authors, PaperFigures(mean=98.3, spread=0.1, runs=5))
-    "equal to the authors' code: 98.30 against 98.25, and two standard errors are 0.13 points"
+    >>> compare([98.2, 98.3], [98.3, 98.4])
+    "equal to the authors' code: 98.35 against 98.25, and two standard errors are 0.14 points"
+    >>> compare([90.0, 95.0, 80.0], [89.0, 94.0, 79.0], paired=True)
+    "differs by -1.00 points from the authors' code: 87.33 against 88.33, and two standard errors\
+ are 0.00 points"
     """
-    if authors is None:
+    if not authors:
         return "protocol unknown: no run of the authors' code to compare with"
-    difference = ours.mean - authors.mean
-    sides = [(figures.spread, figures.runs or 1) for figures in (authors, ours)]
-    known = [spread for spread, _ in sides if spread is not None]
-    if not known:
+    if paired:
+        authors, ours = zip(*zip(authors, ours, strict=False), strict=True)
+    difference = fmean(ours) - fmean(authors)
+    if min(len(authors), len(ours)) < 2:
         return (
-            f"differs by {difference:+.2f} points from the authors' code, one training each: too"
-            " few to say more"
+            f"{difference:+.2f} points from the authors' code in one training, which is too few to"
+            " say more"
         )
-    variances = [(max(known) if spread is None else spread) ** 2 / runs for spread, runs in sides]
+    if paired:
+        variances = [variance([x - y for x, y in zip(ours, authors, strict=True)]) / len(ours)]
+    else:
+        variances = [variance(values) / len(values) for values in (authors, ours)]
     bound = STANDARD_ERRORS * math.sqrt(sum(variances))
-    means = f"{ours.mean:.2f} against {authors.mean:.2f}"
+    means = f"{fmean(ours):.2f} against {fmean(authors):.2f}"
     if abs(difference) <= bound + 1e-9:  # the rounding of a mean
         return (
             f"equal to the authors' code: {means}, and two standard errors are {bound:.2f} points"
@@ -227,11 +253,13 @@ def read_paper(name: str) -> tuple[str, Paper]:
     return path.stem, paper
 
 
-def run_settings(paper: Paper, folder: Path) -> RunConfig:
+def run_settings(paper: Paper, folder: Path, seed: int = 0) -> RunConfig:
     """Return the settings of a training on the files in `folder`."""
-    run = dict(paper.run)
-    data = {**run.get("data", {}), "root": str(folder / paper.files[0].name)}
-    return from_tree(RunConfig, {**run, "data": data})
+    data = dict(paper.run.get("data", {}))
+    data["root"] = str(folder / data.get("root", paper.files[0].name))
+    if paper.repeat == "split":
+        data["random_splits"] = seed
+    return from_tree(RunConfig, {**paper.run, "data": data, "seed": seed})
 
 
 def check_files(paper: Paper, folder: Path) -> None:
@@ -276,12 +304,12 @@ def run_paper(cfg: ReproduceConfig) -> Reproduction:
     name, paper = read_paper(cfg.name)
     folder = Path(cfg.data).expanduser()
     check_files(paper, folder)
-    settings = replace(run_settings(paper, folder), device=cfg.device)
     out = Path(cfg.out or f"runs/{name}")
     _claim(out, paper)
     values: list[float] = []
     for seed in range(cfg.seeds):
-        metrics, exit_code = _train_seed(replace(settings, seed=seed), out / f"seed-{seed}")
+        settings = replace(run_settings(paper, folder, seed), device=cfg.device)
+        metrics, exit_code = _train_seed(settings, out / f"seed-{seed}")
         if exit_code:
             return Reproduction(name=name, paper=paper, values=tuple(values), exit_code=exit_code)
         if paper.metric not in metrics["test"]:
@@ -297,7 +325,8 @@ def run_paper(cfg: ReproduceConfig) -> Reproduction:
 
 def _claim(out: Path, paper: Paper) -> None:
     """Refuse a folder with runs of other settings or data, whose figures would be mixed up."""
-    protocol = {"run": paper.run, "files": {file.name: file.sha256 for file in paper.files}}
+    files = {file.name: file.sha256 for file in paper.files}
+    protocol = {"run": paper.run, "repeat": paper.repeat, "files": files}
     path = out / PROTOCOL
     stored = read_yaml(path) if path.is_file() else None  # JSON is YAML
     if stored is not None and stored != protocol:
@@ -355,11 +384,10 @@ def print_reproduction(done: Reproduction) -> None:
     """Print the table of figures, what differs, and the verdict."""
     paper, (low, high) = done.paper, done.interval
     interval = "-" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
+    theirs = None if paper.authors is None else paper.authors.figures
     rows = [("published", _with_spread(paper.published), "-", _runs(paper.published))]
-    if paper.authors is not None:
-        rows.append(
-            ("authors' code, run by us", _with_spread(paper.authors), "-", _runs(paper.authors))
-        )
+    if theirs is not None:
+        rows.append(("authors' code, run by us", _with_spread(theirs), "-", _runs(theirs)))
     rows.append(("fusionzoo", _with_spread(done.ours), interval, _runs(done.ours)))
     title = f"{paper.title}: {paper.metric} in %, epoch: {paper.epoch}"
     print_table(title, ("figure", "mean ± sd", "95 % interval", "runs"), rows)
@@ -370,10 +398,12 @@ def print_reproduction(done: Reproduction) -> None:
     print(done.verdict)
 
 
-def _with_spread(figures: PaperFigures) -> str:
+def _with_spread(figures: PaperFigures | None) -> str:
+    if figures is None:
+        return "-"
     spread = "" if figures.spread is None else f" ± {figures.spread:.2f}"
     return f"{figures.mean:.2f}{spread}"
 
 
-def _runs(figures: PaperFigures) -> str:
-    return "-" if figures.runs is None else str(figures.runs)
+def _runs(figures: PaperFigures | None) -> str:
+    return "-" if figures is None or figures.runs is None else str(figures.runs)

@@ -18,7 +18,7 @@ from fusionzoo.cli import main
 from fusionzoo.config.flags import papers, recipes
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts import reproduce as module
-from fusionzoo.scripts.reproduce import PaperFigures, compare, read_paper, run_settings
+from fusionzoo.scripts.reproduce import compare, read_paper, run_settings
 from fusionzoo.training.report import Run
 
 FILE = "views.mat"
@@ -123,32 +123,58 @@ def test_a_paper_with_a_mistake_is_refused(
         read_paper(str(write_paper(write_data(tmp_path), **changes)))
 
 
-AUTHORS = PaperFigures(mean=90.0, spread=1.0, runs=4)
+AROUND_90 = [89.0, 90.0, 91.0]  # std 1, so two standard errors of a difference are 1.63
 
 
 @pytest.mark.parametrize(
-    ("authors", "ours", "said"),
+    ("authors", "ours", "paired", "said"),
     [
-        (AUTHORS, PaperFigures(mean=91.4, spread=1.0, runs=4), "equal"),  # 2 standard errors: 1.41
-        (AUTHORS, PaperFigures(mean=88.6, spread=1.0, runs=4), "equal"),
-        (AUTHORS, PaperFigures(mean=91.5, spread=1.0, runs=4), r"differs by \+1.50 points"),
-        (AUTHORS, PaperFigures(mean=88.5, spread=1.0, runs=4), r"differs by -1.50 points"),
-        (AUTHORS, PaperFigures(mean=92.0, runs=1), "equal"),  # their spread for both: 2.24
-        (AUTHORS, PaperFigures(mean=92.3, runs=1), r"differs by \+2.30 points"),
-        (PaperFigures(mean=90, spread=0, runs=2), PaperFigures(mean=90, spread=0, runs=2), "equal"),
-        (
-            PaperFigures(mean=90, spread=0, runs=2),
-            PaperFigures(mean=91, spread=0, runs=2),
-            "differs by",
-        ),
-        (PaperFigures(mean=90), PaperFigures(mean=90, runs=1), "differs by .*one training each"),
-        (None, AUTHORS, "protocol unknown"),
+        (AROUND_90, [90.6, 91.6, 92.6], False, "equal"),
+        (AROUND_90, [90.7, 91.7, 92.7], False, r"differs by \+1.70 points"),
+        (AROUND_90, [87.3, 88.3, 89.3], False, r"differs by -1.70 points"),
+        (AROUND_90, [89.1, 90.1, 91.1], True, r"differs by \+0.10 points"),  # on every split
+        (AROUND_90, [89.0, 90.0, 91.3], True, "equal"),  # 0.1, and two standard errors are 0.2
+        (AROUND_90, [89.0, 90.0], True, "equal"),  # of the splits that both have
+        ([90.0, 90.0], [90.0, 90.0], False, "equal"),
+        ([90.0, 90.0], [91.0, 91.0], False, "differs by"),
+        ([90.0, 91.0], [91.0], False, r"\+0.50 points .*too few"),
+        ((), AROUND_90, False, "protocol unknown"),
     ],
 )
 def test_figures_within_two_standard_errors_are_equal(
-    authors: PaperFigures | None, ours: PaperFigures, said: str
+    authors: list[float], ours: list[float], paired: bool, said: str
 ) -> None:
-    assert re.match(said, compare(authors, ours))
+    assert re.match(said, compare(authors, ours, paired=paired))
+
+
+def test_each_seed_of_a_paper_with_random_splits_has_its_own_split(tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    run = {
+        "data": {"shares": [0.5, 0, 0.5]},
+        "encoders": {"x1": IDENTITY, "x2": IDENTITY},
+        "fusion": {"name": "tmc"},
+        "train": {"epochs": 1, "select": "last", "unimodal": False, "num_workers": 0},
+        "log": "none",
+    }
+    authors = {"values": [50.0, 50.0], "source": "a test"}
+    paper = write_paper(data, run=run, repeat="split", authors=authors)
+    done = fz.reproduce(paper, tmp_path, seeds=2, out=tmp_path / "out")
+    tested = []
+    for seed in (0, 1):
+        settings = yaml.safe_load((tmp_path / "out" / f"seed-{seed}" / "config.yaml").read_text())
+        opened = fz.create_dataset(**settings["data"])
+        tested.append(
+            [
+                key
+                for key, split in zip(opened.ids, opened.split_names, strict=True)
+                if split == "test"
+            ]
+        )
+        order = np.random.RandomState(seed).permutation(32)
+        assert tested[-1] == [f"{row}" for row in sorted(order[16:])]
+    assert tested[0] != tested[1]
+    assert done.to_dict()["repeat"] == "split"
+    assert done.verdict == compare([50.0, 50.0], done.values, paired=True)
 
 
 def test_the_papers_that_come_with_fusionzoo_have_all_facts(
@@ -167,5 +193,5 @@ def test_the_papers_that_come_with_fusionzoo_have_all_facts(
         links = [paper.paper.link, paper.code.repository, *(file.link for file in paper.files)]
         assert all(link.startswith("https://") for link in links)
         assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) for file in paper.files)
-        assert paper.published.source
-        assert paper.authors is None or (paper.authors.source and paper.authors.runs)
+        assert paper.published is None or paper.published.source
+        assert paper.authors is None or paper.authors.source
