@@ -46,7 +46,7 @@ EVALUATE = Usage(
     purpose="Measure a model: metrics of the fusion and of each modality's own head.",
     words=("model", "data"),
     examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
-    common=("model", "data", "target", "split", "every_subset", "out", "batch_size", "device"),
+    common=("model", "data", "target", "split", "every_subset", "subgroups", "out", "device"),
     more="Without DATA, of the data it was trained on. Samples that training read are counted.",
 )
 PREDICT = Usage(
@@ -404,6 +404,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 
     def start(cfg: EvaluateConfig) -> int:
+        from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_rows
         from fusionzoo.inference import CALIBRATION, RETRIEVAL, evaluate, retrieval_rows
         from fusionzoo.training.calibrate import calibration_rows
 
@@ -414,6 +415,12 @@ def evaluate_command(args: Sequence[str]) -> int:
             print_table(title, header, rows)
         if CALIBRATION in metrics:
             print_table("Probabilities", *calibration_rows(metrics[CALIBRATION]))
+        for column, figures in metrics.get(SUBGROUPS, {}).items():
+            header, rows, said = subgroup_rows(figures)
+            print_table(f"By {column}, with 95 % intervals", header, rows)
+            print(
+                f"{column}: {said} (intervals of differences are corrected for {len(rows)} groups)"
+            )
         if RETRIEVAL in metrics:
             header, rows = retrieval_rows(metrics[RETRIEVAL])
             print_table("Retrieval, with 95 % intervals over queries", header, rows)

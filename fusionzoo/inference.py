@@ -20,6 +20,7 @@ from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.opening.as_trained import complete_for_model, refuse_without_labels
 from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
@@ -29,6 +30,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.measure import Answers, Figures, logits_of, measure
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
+from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
@@ -257,7 +259,8 @@ def evaluate(
 
     Under `seen_in_training`: how many of the samples the model was trained and validated on, by
     their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
-    the fusion given each subset of the modalities, among the samples that have one of them. `model`
+    the fusion given each subset of the modalities, among the samples that have one of them, and
+    with `subgroups` under that name the scores by group, see `evaluation.subgroups`. `model`
     and `dataset` replace those that `cfg` names. Samples without a label are left out. `cfg.out`
     names a JSON file to write.
     """
@@ -281,6 +284,12 @@ def evaluate(
         )
     nested = nested_metrics(measure(tasks_of_model(model, answers.target), answers))
     nested |= calibrated | {SEEN: seen}
+    if cfg.subgroups:
+        tasks = tasks_of_model(model, answers.target)
+        if len(tasks.tasks) > 1:
+            raise FusionZooError("--subgroups compares by one target, and this model has several")
+        columns = word_list(cfg.subgroups)
+        nested[SUBGROUPS] = subgroup_metrics(tasks.first, answers, dataset, columns)
     retrieval = retrieval_metrics(answers)
     return _written(cfg, nested | ({RETRIEVAL: retrieval} if retrieval else {}))
 

@@ -226,6 +226,9 @@ class EvaluateConfig(ModelUse):
     data: Tree = option({}, "data set and its settings; empty = those of the training")
     split: str = option("test", "train | val | test | all")
     every_subset: bool = option(False, "also measure the fusion given each subset of modalities")
+    subgroups: str | list[str] = option(
+        "", "columns of the data, `sex,site`: also compare the samples of each of their values"
+    )
     out: str = option("", "JSON file for the metrics; empty = print them only")
 
 

@@ -64,7 +64,7 @@ def seed_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def share_interval(share: float, count: int) -> tuple[float, float]:
+def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[float, float]:
     """Return Wilson's interval (1927) of a share of `count` independent samples.
 
     >>> [round(x, 3) for x in share_interval(0.9, 100)]
@@ -72,7 +72,7 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     """
     from scipy.stats import binomtest
 
-    interval = binomtest(round(share * count), count).proportion_ci(LEVEL, method="wilson")
+    interval = binomtest(round(share * count), count).proportion_ci(level, method="wilson")
     return float(interval.low), float(interval.high)
 
 
