@@ -26,6 +26,7 @@ from ..bench import metric_named
 from ..candidates import ALONE, is_single
 from ..clock import read_laps
 from . import plots
+from .checklist import Line, checklist
 from .leaderboard import EARLIER_KEYS, ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
@@ -296,6 +297,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         needs_table=needs_table,
         stages=stage_rows(figures, laps),
         presence=presence_table(figures),
+        checklist=checklist(figures),
         minutes=minutes(laps),
         minutes_table=(["part", "seconds"], laps),
         ece_note=ECE_NOTE,
@@ -463,6 +465,11 @@ class Report:
                 " (Report.figures['leaderboard'] holds the same rows)"
             ) from None
         return pd.DataFrame(self.figures["leaderboard"])
+
+    @property
+    def checklist(self) -> list[Line]:
+        """Whether the comparison can be relied on: questions, answers and their evidence."""
+        return checklist(self.figures)
 
     @property
     def failed(self) -> dict[str, str]:
