@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -215,13 +215,18 @@ def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -
 
     Features that are not finite are an error or, with `nonfinite="zero"`, become zeros.
     """
+    return write_folder(out, lambda folder: _write(source, folder, nonfinite))
+
+
+def write_folder(out: Path, write: Callable[[Path], list[str]]) -> Converted:
+    """Write a manifest and its arrays to an empty folder, which is there whole or not at all."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
     partial = out.resolve().with_name(f"{out.resolve().name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        notes = _write(source, partial, nonfinite)
+        notes = write(partial)
         if out.exists():
             out.rmdir()
         partial.rename(out)
@@ -240,11 +245,11 @@ def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:
         columns["split"] = pa.array(samples.splits)
     kinds, notes = {}, []
     for key in samples.keys:
-        name, values = _column_name(key, {*columns, "split", "target"}), samples.values(key)
+        name, values = column_name(key, {*columns, "split", "target"}), samples.values(key)
         if isinstance(values, str):
             notes.append(f"left out: {key!r}, {values}")
         elif isinstance(values, list):
-            columns[name], note = _write_features(
+            columns[name], note = write_features(
                 values, folder / f"{name}.npy", nonfinite, f"{source}, {key!r}"
             )
             kinds[name] = "vector" if values[0].ndim == 1 else "sequence"
@@ -256,14 +261,19 @@ def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:
     labels = [name for name in TARGETS if name in columns]
     if labels:
         columns["target"] = columns[labels[0]]
-    notes.append(_about_columns(columns, kinds, labels))
-    table = pa.table(columns)
-    table = table.replace_schema_metadata(with_kinds(table.schema, kinds).metadata)
-    pq.write_table(table, folder / "manifest.parquet", write_page_checksum=True)
+    notes.append(about_columns(columns, kinds, labels))
+    write_manifest(columns, kinds, folder)
     return notes
 
 
-def _about_columns(columns: dict[str, Any], kinds: Collection[str], labels: list[str]) -> str:
+def write_manifest(columns: Mapping[str, Any], kinds: Mapping[str, str], folder: Path) -> None:
+    """Write the columns as `manifest.parquet`, with the kinds of its modalities."""
+    table = pa.table(dict(columns))
+    table = table.replace_schema_metadata(with_kinds(table.schema, kinds).metadata)
+    pq.write_table(table, folder / "manifest.parquet", write_page_checksum=True)
+
+
+def about_columns(columns: dict[str, Any], kinds: Collection[str], labels: list[str]) -> str:
     """Say which columns there are besides the features, and how to learn others."""
     others = [name for name in columns if name not in (*kinds, "id", "split", "target")]
     target = f"target: {labels[0]}" if labels else "no target is known"
@@ -271,7 +281,7 @@ def _about_columns(columns: dict[str, Any], kinds: Collection[str], labels: list
     return f"{target}{choice}"
 
 
-def _write_features(
+def write_features(
     values: Sequence[np.ndarray], path: Path, nonfinite: NonFinite, where: str
 ) -> tuple[pa.Array, str]:
     """Write features one behind the other; return each sample's cell, and a note.
@@ -303,7 +313,7 @@ def _write_features(
     return pa.array(cells, pa.string()), f"{len(cells):,} samples, width {width}{missing}{zeros}"
 
 
-def _column_name(key: str, taken: Collection[str]) -> str:
+def column_name(key: str, taken: Collection[str]) -> str:
     """Return a key as the name of a column and of a file: letters, digits, `_` and `-`."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", key)[:60] or "values"
     while name.lower() in (other.lower() for other in taken):
