@@ -169,17 +169,20 @@ def ur_funny(top: Path) -> LayoutTable:
     paths = {name: first_of(top, (f"{name}.pkl",)) for name in names}
     parts = {name: read_pickle(path) for name, path in paths.items()}
     for name, part in parts.items():
-        if not isinstance(part, dict):
-            raise FusionZooError(f"{paths[name]} holds no dict")
+        keys = ("train", "dev", "test") if name == "data_folds" else ()
+        if not isinstance(part, dict) or not {*keys} <= set(part):
+            raise FusionZooError(
+                f"{paths[name]} holds no dict{' of ' * bool(keys)}{', '.join(keys)}"
+            )
     folds, language, labels = parts.values()
     rows: list[Row] = []
     for split in ("train", "dev", "test"):
-        for key in plain(folds.get(split, ())):
-            if key not in language or key not in labels:
-                lacking = paths["language_sdk" if key not in language else "humor_label_sdk"]
-                raise FusionZooError(f"{lacking} has no {key!r}, which data_folds.pkl lists")
-            said = language[key]
-            row: Row = {"id": str(key), "split": SPLITS[split], "target": f"{int(labels[key])}"}
+        for key in plain(folds[split]):
+            said, label = language.get(key), labels.get(key)
+            if not isinstance(said, dict) or label not in (0, 1):
+                wrong = paths["humor_label_sdk" if isinstance(said, dict) else "language_sdk"]
+                raise FusionZooError(f"{wrong} has nothing for {key!r}, which data_folds.pkl lists")
+            row: Row = {"id": str(key), "split": SPLITS[split], "target": f"{int(label)}"}
             row |= {"text": _sentences(said.get("punchline_sentence"))}
             row |= {"context": _sentences(said.get("context_sentences"))}
             rows.append({**row, **extracted(top, f"{key}", video=f"urfunny2_videos/{key}.mp4")})

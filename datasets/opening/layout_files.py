@@ -80,7 +80,8 @@ def middle_frame(top: Path, folders: Sequence[str], stem: str) -> str | None:
     """Return the middle frame of a clip, from a folder of its frames, or a single image."""
     for folder in folders:
         below = top / folder / stem
-        frames = sorted(x for x in below.glob("*") if x.suffix.lower() in IMAGES)
+        files = below.iterdir() if below.is_dir() else ()
+        frames = sorted(x for x in files if x.suffix.lower() in IMAGES)
         if frames:
             return frames[len(frames) // 2].relative_to(top).as_posix()
         for suffix in (".jpg", ".png"):

@@ -148,6 +148,6 @@ def n24news(top: Path) -> LayoutTable:
             key = str(article["image_id"])
             row = {"id": f"{split} {number} {key}", "image": existing(top, f"imgs/{key}.jpg")}
             row |= {text: str(article.get(text) or "").strip() or None for text in NEWS_TEXTS}
-            rows.append({**row, "split": SPLITS[split], "target": article["section"]})
+            rows.append({**row, "split": SPLITS[split], "target": str(article["section"])})
     read = with_files(rows, top, "expected imgs/<image_id>.jpg", texts=NEWS_TEXTS)
     return replace(read, kinds=dict.fromkeys(NEWS_TEXTS, "text"))

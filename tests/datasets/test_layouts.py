@@ -415,3 +415,24 @@ def test_a_missing_key_of_a_line_is_named(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", json.dumps({"id": 1, "label": 1, "text": "no picture"}))
     with pytest.raises(FusionZooError, match=r"train\.jsonl, row 1: it has no 'img'"):
         fz.create_dataset("layout", layout="hateful-memes", root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "message"),
+    [
+        ("kinetics-sounds", "my_test.txt", "a_0,10,bowling", r"my_test\.txt, row 1: expected clip"),
+        ("ch-sims", "label.csv", "video_id,clip_id,text", r"label\.csv has no column 'label'"),
+        ("meld", "dev_sent_emo.csv", "", r"has no column 'Utterance'; its header: none"),
+        ("n24news", "news/nytimes_dev.json", "[{}]", r"nytimes_dev\.json, article 1: it has no"),
+        ("n24news", "news/nytimes_dev.json", "{}", r"nytimes_dev\.json holds no list"),
+        ("ur-funny", "data_folds.pkl", "}.", r"data_folds\.pkl holds no dict of train, dev, test"),
+        ("ur-funny", "humor_label_sdk.pkl", "}.", r"humor_label_sdk\.pkl has nothing for 1, which"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(
+    name: str, file: str, text: str, message: str, tmp_path: Path
+) -> None:
+    CASES[name][0](tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(FusionZooError, match=message):
+        fz.create_dataset("layout", layout=name, root=str(tmp_path))
