@@ -45,7 +45,7 @@ def test_a_segment_has_the_rows_that_overlap_with_it(tmp_path: Path) -> None:
     assert list(dataset.ids) == ["v-1[0]", "v-1[1]", "w[3]"]
     assert dataset.modalities == {"COVAREP": "sequence", "words": "text"}
     assert list(dataset.groups) == ["v-1", "v-1", "w"]
-    assert [float(label) for label in dataset.labels] == [1.5, -2, 0.5]
+    assert [float(label or "nan") for label in dataset.labels] == [1.5, -2, 0.5]
     steps = [[0, 1], [2, 3], [9]]
     texts = ["so good", "good", None]  # a word at a boundary is in both; pauses are no words
     for row, (numbers, text) in enumerate(zip(steps, texts, strict=True)):
