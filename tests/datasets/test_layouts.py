@@ -381,6 +381,21 @@ def test_a_tenth_of_train_is_for_validation_where_there_is_none(tmp_path: Path) 
     assert dataset.ids[0] in dataset.split("train").ids  # the only sample of its class
 
 
+def test_a_dev_split_is_val_and_train_stays_whole(tmp_path: Path) -> None:
+    mm_imdb(tmp_path)
+    keys = [f"{n:04d}" for n in range(10, 50)]
+    write(tmp_path / "split.json", json.dumps({"train": keys, "dev": ["0003"], "test": ["0004"]}))
+    for key in keys:
+        picture(tmp_path / f"dataset/{key}.jpeg")
+        write(
+            tmp_path / f"dataset/{key}.json", json.dumps({"plot": "a", "genres": ["Drama", "War"]})
+        )
+    dataset = fz.create_dataset(
+        "layout", layout="mm-imdb", root=str(tmp_path), targets={"target": "multilabel"}
+    )
+    assert dataset.splits == {"train": 40, "val": 1, "test": 1}
+
+
 def test_captions_and_titles_keep_their_commas(tmp_path: Path) -> None:
     assert open_case("food-101", tmp_path).references("text")[0] == "Best apple_pie, ever"
     spoken = open_case("flickr8k", tmp_path)
