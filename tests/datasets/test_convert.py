@@ -16,8 +16,9 @@ import torch
 
 from fusionzoo import create_dataset
 from fusionzoo.cli import main as console
+from fusionzoo.datasets.sources.pickle_files import plain, read_pickle
 from fusionzoo.errors import FusionZooError
-from fusionzoo.tools.pickles import convert_pickle, plain, read_pickle
+from fusionzoo.tools.pickles import convert_pickle
 
 DRAW = np.random.default_rng(0)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 
 DRAW = np.random.default_rng(0)
+MOODS = ("joy", "fear")
 
 
 def picture(path: Path) -> None:
@@ -108,6 +111,59 @@ def food101(top: Path) -> None:
         write(top / f"texts/{split}_titles.csv", *rows)
 
 
+def kinetics_sounds(top: Path) -> None:
+    write(top / "my_train.txt", *(f"w{n:010d}_000001_000011,10,{n % 2}" for n in range(40)))
+    write(top / "my_test.txt", "-3Mwkq-7TV4_2,10,1", "-74csnCOiUs_0,10,0")
+    for n in range(40):
+        clip(top / f"audio/w{n:010d}_000001_000011.wav")
+    clip(top / "test/-3Mwkq-7TV4_2/-3Mwkq-7TV4_2.wav")
+    picture(top / "test/-3Mwkq-7TV4_2/frame_00001.jpg")
+
+
+def label_csv(top: Path) -> None:
+    """`video_0001` has clips in two splits, as a random split by clips has."""
+    rows = ["video_id,clip_id,text,label,label_T,label_A,label_V,annotation,mode"]
+    for n, mode in enumerate(["train", "train", "valid", "test"]):
+        video, name = f"video_{n // 3 + 1:04d}", f"{n:04d}"
+        rows.append(f'{video},{name},"我,{n}",{n / 2 - 1},0,0,0,Neutral,{mode}')
+        clip(top / f"Processed/audio/{video}/{name}.wav")
+        if n:
+            picture(top / f"Processed/video/Frames/{video}/{name}/0001.png")
+    write(top / "label.csv", *rows)
+
+
+def meld(top: Path) -> None:
+    header = "Sr No.,Utterance,Speaker,Emotion,Sentiment,Dialogue_ID,Utterance_ID,Season,Episode"
+    for split in ("train", "dev", "test"):
+        lines = [f'{n},"Oh, my {n}",Phoebe,{x},negative,0,{n},4,7' for n, x in enumerate(MOODS)]
+        write(top / f"{split}_sent_emo.csv", header, *lines)
+        clip(top / f"audio/{split}/dia0_utt0.wav")
+        picture(top / f"frames/{split}/dia0_utt1/1.jpg")
+    clip(top / "audio/train/dia0_utt1.wav")
+
+
+def n24news(top: Path) -> None:
+    for n, split in enumerate(["train", "dev", "test"]):
+        article = {"image_id": f"i{n}", "headline": "h", "caption": "c", "abstract": "a"}
+        more = [{**article, "section": name, "article": name} for name in ("Books", "Dance")]
+        write(top / f"news/nytimes_{split}.json", json.dumps(more))
+        picture(top / f"imgs/i{n}.jpg")
+
+
+def ur_funny(top: Path) -> None:
+    folds = {"train": [1, 2], "dev": [3], "test": [4]}
+    said = {"punchline_sentence": "so there", "context_sentences": ["Once", "upon a time"]}
+    for name, part in {
+        "data_folds": folds,
+        "language_sdk": {n: said for n in range(1, 5)},
+        "humor_label_sdk": {n: n % 2 for n in range(1, 5)},
+    }.items():
+        (top / f"{name}.pkl").write_bytes(pickle.dumps(part))
+    for n in range(1, 4):
+        clip(top / f"audio/{n}.wav")
+        picture(top / f"frames/{n}.jpg")
+
+
 # layout -> writer, samples per split, kinds of modalities, classes or genres, groups
 CASES: dict[str, tuple[Callable[[Path], None], dict[str, int], dict[str, str], list[str], int]] = {
     "hateful-memes": (
@@ -166,14 +222,61 @@ CASES: dict[str, tuple[Callable[[Path], None], dict[str, int], dict[str, str], l
         ["apple_pie", "ramen"],
         6,
     ),
+    "kinetics-sounds": (
+        kinetics_sounds,
+        {"train": 37, "val": 3, "test": 1},
+        {"image": "image", "audio": "audio"},
+        ["0", "1"],
+        41,
+    ),
+    "ch-sims": (
+        label_csv,
+        {"train": 2, "val": 1, "test": 1},
+        {"text": "text", "audio": "audio", "image": "image"},
+        [],
+        2,
+    ),
+    "cmu-mosei": (
+        label_csv,
+        {"train": 2, "val": 1, "test": 1},
+        {"text": "text", "audio": "audio", "image": "image"},
+        [],
+        2,
+    ),
+    "meld": (
+        meld,
+        {"train": 2, "val": 2, "test": 2},
+        {"text": "text", "audio": "audio", "image": "image"},
+        ["fear", "joy"],
+        3,
+    ),
+    "n24news": (
+        n24news,
+        {"train": 2, "val": 2, "test": 2},
+        {"image": "image", **dict.fromkeys(("headline", "caption", "abstract", "article"), "text")},
+        ["Books", "Dance"],
+        6,
+    ),
+    "ur-funny": (
+        ur_funny,
+        {"train": 2, "val": 1, "test": 1},
+        {"text": "text", "context": "text", "audio": "audio", "image": "image"},
+        ["0", "1"],
+        4,
+    ),
 }
+
+
+def open_case(name: str, top: Path) -> fz.PairedDataset:
+    CASES[name][0](top)
+    targets = {"target": "regression"} if CASES[name][0] is label_csv else None
+    return fz.create_dataset("layout", layout=name, root=str(top), targets=targets)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_a_table_of_its_samples(name: str, tmp_path: Path) -> None:
-    make, splits, kinds, classes, groups = CASES[name]
-    make(tmp_path)
-    dataset = fz.create_dataset("layout", layout=name, root=str(tmp_path))
+    _, splits, kinds, classes, groups = CASES[name]
+    dataset = open_case(name, tmp_path)
     assert dict(dataset.modalities) == kinds
     if any(splits.values()):
         assert dataset.splits == splits
@@ -183,11 +286,6 @@ def test_a_layout_is_a_table_of_its_samples(name: str, tmp_path: Path) -> None:
         assert sample is not None
         has = [value is not None for value in sample.values.values()]
         assert has == dataset.present[row].tolist()
-
-
-def open_case(name: str, top: Path) -> fz.PairedDataset:
-    CASES[name][0](top)
-    return fz.create_dataset("layout", layout=name, root=str(top))
 
 
 def test_the_longest_plot_and_all_genres_of_a_film_are_read(tmp_path: Path) -> None:
@@ -212,21 +310,90 @@ def test_the_middle_frame_of_a_clip_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "note"),
     [
-        ("hateful-memes", "1 rows of test_seen.jsonl without a label"),
-        ("ave", "3 of 6 clips without a file"),
-        ("vggsound", "1 of 43 clips without a file"),
-        ("flickr8k", "1 captions of images in no split"),
+        ("hateful-memes", "left out: 1 rows of test_seen.jsonl without a label"),
+        ("flickr8k", "left out: 1 captions of images in no split"),
     ],
 )
 def test_the_summary_says_what_was_left_out(name: str, note: str, tmp_path: Path) -> None:
     lines = data_summary(open_case(name, tmp_path))
-    assert any(f"left out: {note}" in line for line in lines), lines
+    assert any(note in line for line in lines), lines
+
+
+HAVE = {  # what the miniatures lack of the whole data sets
+    "av-mnist": "14 of 70,000 samples; missing 69,986",
+    "ave": "3 of 4,143 clips; missing losta-b 0, lostc 0, loste_f 0, and 4,137",
+    "ch-sims": "4 of 2,281 clips; missing 2,277",
+    "cmu-mosei": "4 of 22,856 clips; missing 22,852",
+    "crema-d": "20 of 7,442 clips; missing 7,422",
+    "flickr8k": "8 of 40,000 captions; missing 39,992",
+    "food-101": "6 of 6 recipes",
+    "hateful-memes": "4 of 10,000 memes; missing 9,996",
+    "kinetics-sounds": "41 of 17,396 clips; missing -74csnCOiUs_0, and 17,354",
+    "meld": "6 of 13,708 utterances; missing 13,702",
+    "mm-imdb": "4 of 25,959 films; missing 25,955",
+    "n24news": "6 of 6 articles",
+    "ur-funny": "3 of 4 clips; missing 4",
+    "vggsound": "42 of 43 clips; missing gone_000005",
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_summary_counts_what_is_here_and_names_what_is_missing(
+    name: str, tmp_path: Path
+) -> None:
+    lines = data_summary(open_case(name, tmp_path))
+    reading = next(line for line in lines if line.startswith("read as"))
+    assert f"you have {HAVE[name]}" in reading, reading
+    assert ("left out or in no list" in reading) == (LAYOUTS[name].count > 0)
+
+
+def test_a_recording_that_its_list_names_is_missing_by_name(tmp_path: Path) -> None:
+    crema_d(tmp_path)
+    write(tmp_path / "SentenceFilenames.csv", '"Stimulus_Number","Filename"', '1,"1001_IEO_NEU_XX"')
+    dataset = fz.create_dataset("layout", layout="crema-d", root=str(tmp_path))
+    assert any("missing 1001_IEO_NEU_XX, and 7,421" in line for line in data_summary(dataset))
+
+
+def test_a_missing_picture_leaves_its_text_and_none_at_all_is_an_error(tmp_path: Path) -> None:
+    hateful_memes(tmp_path)
+    (tmp_path / "img/40.png").unlink()
+    dataset = fz.create_dataset("layout", layout="hateful-memes", root=str(tmp_path))
+    assert dataset.present[0].tolist() == [False, True]
+    assert any("missing 40, and" in line for line in data_summary(dataset))
+    shutil.rmtree(tmp_path / "img")
+    with pytest.raises(FusionZooError, match="none of the files of the 4 rows listed: root="):
+        fz.create_dataset("layout", layout="hateful-memes", root=str(tmp_path))
+
+
+def test_videos_stand_in_for_what_nobody_extracted(tmp_path: Path) -> None:
+    meld(tmp_path)
+    video = tmp_path / "dev_splits_complete/dia0_utt1.mp4"
+    write(video, "a video")
+    dataset = fz.create_dataset("layout", layout="meld", root=str(tmp_path))
+    row = dataset.ids.index("dev dia0_utt1")
+    assert str(dataset.references("audio")[row]) == str(video)
+    assert str(dataset.references("image")[row]).endswith("frames/dev/dia0_utt1/1.jpg")
 
 
 def test_a_tenth_of_train_is_for_validation_where_there_is_none(tmp_path: Path) -> None:
     dataset = open_case("vggsound", tmp_path)
     assert any("val: 3 of train, by a hash" in line for line in data_summary(dataset))
     assert dataset.ids[0] in dataset.split("train").ids  # the only sample of its class
+
+
+def test_a_dev_split_is_val_and_train_stays_whole(tmp_path: Path) -> None:
+    mm_imdb(tmp_path)
+    keys = [f"{n:04d}" for n in range(10, 50)]
+    write(tmp_path / "split.json", json.dumps({"train": keys, "dev": ["0003"], "test": ["0004"]}))
+    for key in keys:
+        picture(tmp_path / f"dataset/{key}.jpeg")
+        write(
+            tmp_path / f"dataset/{key}.json", json.dumps({"plot": "a", "genres": ["Drama", "War"]})
+        )
+    dataset = fz.create_dataset(
+        "layout", layout="mm-imdb", root=str(tmp_path), targets={"target": "multilabel"}
+    )
+    assert dataset.splits == {"train": 40, "val": 1, "test": 1}
 
 
 def test_captions_and_titles_keep_their_commas(tmp_path: Path) -> None:
@@ -263,3 +430,24 @@ def test_a_missing_key_of_a_line_is_named(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", json.dumps({"id": 1, "label": 1, "text": "no picture"}))
     with pytest.raises(FusionZooError, match=r"train\.jsonl, row 1: it has no 'img'"):
         fz.create_dataset("layout", layout="hateful-memes", root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "message"),
+    [
+        ("kinetics-sounds", "my_test.txt", "a_0,10,bowling", r"my_test\.txt, row 1: expected clip"),
+        ("ch-sims", "label.csv", "video_id,clip_id,text", r"label\.csv has no column 'label'"),
+        ("meld", "dev_sent_emo.csv", "", r"has no column 'Utterance'; its header: none"),
+        ("n24news", "news/nytimes_dev.json", "[{}]", r"nytimes_dev\.json, article 1: it has no"),
+        ("n24news", "news/nytimes_dev.json", "{}", r"nytimes_dev\.json holds no list"),
+        ("ur-funny", "data_folds.pkl", "}.", r"data_folds\.pkl holds no dict of train, dev, test"),
+        ("ur-funny", "humor_label_sdk.pkl", "}.", r"humor_label_sdk\.pkl has nothing for 1, which"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(
+    name: str, file: str, text: str, message: str, tmp_path: Path
+) -> None:
+    CASES[name][0](tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(FusionZooError, match=message):
+        fz.create_dataset("layout", layout=name, root=str(tmp_path))
