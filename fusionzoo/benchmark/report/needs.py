@@ -112,6 +112,8 @@ def _information(bench: Bench) -> Needs:
         said = f"Redundancy and synergy would take about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
     notes = []
+    if bench.from_splits and bench.cross_validated:
+        notes.append("Redundancy and synergy are those of the first split.")
     if untrained:
         notes.append(
             f"The encoders of {', '.join(untrained)} were trained alone on the labels, which may"
@@ -127,9 +129,13 @@ def _information(bench: Bench) -> Needs:
 
 
 def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> PidInputs:
-    """Return what `pid` decomposes: the cached features and classes of all folds."""
+    """Return what `pid` decomposes: the cached features and classes of all folds.
+
+    Of splits that may test the same samples, the first: errors over folds need disjoint ones.
+    """
+    count = 1 if bench.from_splits else len(bench.folds)
     return PidInputs(
-        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        folds=[_fold(bench, number) for number in range(count)],
         classes=len(bench.classes),
         clusters=clusters,
         seed=bench.cfg.seed,
