@@ -455,7 +455,8 @@ def main() -> None:
         for setting in (SETTINGS[0], SETTINGS[2]):
             for splits in RANDOM_SPLITS:
                 for tie in (False, True):
-                    print(*setting, splits, tie, simulate_random(setting, args.random, splits, tie))
+                    covered = simulate_random(setting, args.random, splits, tie)
+                    print(*setting, splits, "tie" if tie else "gain", covered, flush=True)
         return
     rows = []
     for row in chain(gain_rows(args.runs), procedure_rows()):

@@ -311,6 +311,12 @@ def _p_value(p: float) -> str:
 COMMON = {
     "candidate": Column(keys=("candidate",), title="candidate", text=str),
     "p": Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
+    "over_splits": Column(
+        keys=("mean_over_splits", "sd_over_splits"),
+        title="over splits",
+        text=lambda mean, sd: f"{decimal(mean)} ± {decimal(sd)}",
+        note="mean ± standard deviation (n - 1) of the splits' figures, each a mean over seeds",
+    ),
     "outcome": Column(keys=("outcome",), title="outcome", text=str),
     "family": Column(keys=("family",), title="family", text=str),
     "source": Column(keys=("source",), title="source", text=str, note="of figures by others"),
@@ -370,12 +376,6 @@ def columns(metric: str) -> dict[str, Column]:
         "metric": Column(keys=(metric,), title=title, text=decimal, best=best),
         "interval": Column(
             keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {title}"
-        ),
-        "over_splits": Column(
-            keys=("mean_over_splits", "sd_over_splits"),
-            title="over splits",
-            text=lambda mean, sd: f"{decimal(mean)} ± {decimal(sd)}",
-            note=f"mean ± standard deviation (n - 1) of the splits' {title}, means over seeds",
         ),
         "untuned": Column(
             keys=("untuned",),

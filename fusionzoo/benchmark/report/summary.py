@@ -172,7 +172,7 @@ def _tuned_settings(bench: Bench, name: str, results: Results) -> str:
         for key, value in (job.settings | training).items():
             if value != default.get(key):
                 values.setdefault(key, []).append(value)
-    words = [f"{len(before) - len(by_fold)} of {len(before)} folds default"]
+    words = [f"{len(before) - len(by_fold)} of {len(before)} {bench.fold_word}s default"]
     for key, found in values.items():
         if isinstance(found[0], int | float) and not isinstance(found[0], bool):
             ends = dict.fromkeys(f"{x:.2g}" for x in (min(found), max(found)))

@@ -244,8 +244,8 @@ def _without_singles(summary: Summary, chosen: Choice) -> str:
     words = ",".join(word_list(summary.bench.cfg.baselines))
     how = how_chosen(chosen, summary.bench.fold_word)
     return (
-        f"No single modality was trained (--baselines {words}), so there is nothing to tell by"
-        f" whether fusion helps: `alone` or `linear` there trains them. The fusion is {how}."
+        f"No single modality was trained (--baselines {words}), so there is none to compare"
+        f" fusion with: `alone` or `linear` there trains them. The fusion is {how}."
     )
 
 
@@ -270,7 +270,7 @@ def coverage(summary: Summary, choice: Choice, best: CandidateResults) -> Covera
     return Coverage(
         summary.compare(cascade, best),
         summary.compare(choice.results, cascade, several),
-        int(several.sum()),
+        int((several & summary.first_tests).sum()),
     )
 
 
@@ -335,7 +335,7 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
         rows = numbers.reshape(-1) == number
         line: dict[str, Any] = {
             "present": "+".join(compress(summary.bench.modalities, pattern)) or "none",
-            "samples": int(rows.sum()),
+            "samples": int((rows & summary.first_tests).sum()),
         }
         for candidate in (best, cascade, *means, choice.results):
             line[candidate.name] = metric.shown(float(candidate.scores[:, rows].mean()))
