@@ -146,12 +146,13 @@ def complete(
     known: Collection[str] = (),
     infer_kinds: bool = True,
     to_train: bool = False,
+    splits: Sequence[str] = (),
 ) -> Completed:
     """Return explicit settings of a data set with these targets; see `Completed`.
 
     With a target every column of a table is used, unless `columns` names the modalities. `known`
     are targets whose kind the user names. `to_train` refuses targets of which nothing can be
-    learnt.
+    learnt. `splits` are columns of splits, which are no inputs.
     """
     chosen = resolve_name(settings)
     if not target:
@@ -169,6 +170,9 @@ def complete(
     loaded = _load_with(chosen, target)
     names = _targets(target, loaded)
     columns = dict(chosen.get("columns") or {})
+    if splits:
+        of_splits = dict.fromkeys(_columns_of("--splits", splits, loaded), NONE)
+        chosen["kinds"] = {**(chosen.get("kinds") or {}), **of_splits}
     num_missing = {name: _num_missing(chosen, loaded, name) for name in names}
     is_whole = not (infer_kinds and num_missing[names[0]])
     if len(names) == 1 and not known and is_whole:
@@ -254,10 +258,16 @@ def _targets(target: str | Sequence[str], loaded: Loaded) -> list[str]:
     spelled = {fold(name): name for name in loaded.table.column_names}
     whole = isinstance(target, str) and fold(target) in spelled
     words = [str(target)] if whole else word_list(target)
+    return _columns_of("--target", words, loaded)
+
+
+def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
+    """Return columns as the table spells them; an error names the flag."""
+    spelled = {fold(name): name for name in loaded.table.column_names}
     for word in words:
         if fold(word) not in spelled:
             raise FusionZooError(
-                f"{loaded.source} has no column {word!r} for --target."
+                f"{loaded.source} has no column {word!r} for {flag}."
                 f"{did_you_mean(word, spelled.values())}"
                 f" Its columns: {list_names(loaded.table.column_names)}"
             )

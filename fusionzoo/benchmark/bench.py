@@ -18,6 +18,7 @@ from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
+from fusionzoo.inputs.command import check_splits
 from fusionzoo.inputs.data import open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
@@ -25,6 +26,8 @@ from fusionzoo.targets import Target
 from fusionzoo.training.build import encoders_at_hand
 from fusionzoo.training.multitask import Tasks, build_tasks, create_tasks, targets_of
 from fusionzoo.training.tasks import OBJECTIVES
+
+from .splits import HELD_OUT, describe_splits, read_splits
 
 FOLDS = 5
 VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
@@ -55,7 +58,10 @@ def make_folds(
     """
     labels = dataset.targets if labels is None else labels
     if count == 0:
-        return (_labelled(_own_splits(dataset), labels),)
+        for name in SPLITS:
+            if name not in dataset.split_names:
+                dataset.split(name)  # raises an error that lists the splits there are
+        return (_labelled(_rows_of(dataset, dataset), labels),)
     if count < 3:
         raise FusionZooError(
             f"--folds {count}: one to test, one to validate and one to train make 3"
@@ -89,16 +95,11 @@ def _split(
     return [(rows[rest].sort().values, rows[part].sort().values) for rest, part in splits]
 
 
-def _own_splits(dataset: PairedDataset) -> Fold:
-    split_names = dataset.split_names
-    for name in SPLITS:
-        if name not in split_names:
-            dataset.split(name)  # raises an error that lists the splits there are
-    rows = {
-        name: torch.tensor([row for row, split in enumerate(split_names) if split == name])
-        for name in SPLITS
-    }
-    return Fold(**rows)
+def _rows_of(view: PairedDataset, dataset: PairedDataset) -> Fold:
+    """Return the rows in a data set of the splits of a view of it."""
+    row_of = {key: row for row, key in enumerate(dataset.ids)}
+    placed = [(row_of[key], x) for key, x in zip(view.ids, view.split_names, strict=True)]
+    return Fold(**{name: torch.tensor([row for row, x in placed if x == name]) for name in SPLITS})
 
 
 def _labelled(fold: Fold, labels: Tensor) -> Fold:
@@ -125,8 +126,9 @@ def untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]
         return []
     counts = ", ".join(f"{name} ({count})" for name, count in lacking.items())
     return [
-        f"Samples of these classes are tested in folds whose training samples have none of them,"
-        f" and count as errors: {counts}. Fewer folds, or more samples of them, would help."
+        "Samples of these classes are tested in folds or splits whose training samples have none"
+        f" of them, and count as errors: {counts}. Fewer folds, or more of these samples, would"
+        " help."
     ]
 
 
@@ -201,6 +203,7 @@ class Bench:
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
+    protocol: str = ""  # in a sentence, how the data was split
 
     def first_fold(self) -> Bench:
         """Return a bench of the first fold only, before its features are computed."""
@@ -210,6 +213,27 @@ class Bench:
     def cross_validated(self) -> bool:
         """Whether the folds are ours, not the data set's own split."""
         return len(self.folds) > 1
+
+    @property
+    def from_splits(self) -> bool:
+        """Whether the folds are splits that are listed or drawn: a sample may be tested several
+        times, or never."""
+        return bool(self.cfg.splits or self.cfg.repeats)
+
+    @property
+    def fold_word(self) -> str:
+        """What texts call a fold."""
+        return "split" if self.from_splits else "fold"
+
+    @property
+    def test_share(self) -> float:
+        """The share of its samples that a fold tests; 0 of a single one, which overlaps none."""
+        if len(self.folds) == 1:
+            return 0.0
+        if not self.from_splits:
+            return 1 / len(self.folds)
+        sizes = torch.tensor([[len(x.test), len(x.train) + len(x.val)] for x in self.folds])
+        return float((sizes[:, 0] / sizes.sum(1)).mean())
 
     @property
     def num_outputs(self) -> int:
@@ -238,6 +262,7 @@ def open_bench(
     cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None
 ) -> tuple[Bench, PairedDataset]:
     """Open the data set, unless it is passed as an object, and create the folds."""
+    cfg = replace(cfg, data=check_splits(cfg, cfg.data))
     if isinstance(data, Completed):  # its table has been read
         opened = open_dataset(data.to_open, targets_of(cfg))
     else:
@@ -252,14 +277,9 @@ def open_bench(
     if len(opened.modalities) < 2:
         raise FusionZooError(f"{opened.source} has one modality: there is nothing to fuse")
     tasks = build_tasks(cfg, opened)
-    count = cfg.folds
-    if count is None:
-        count = FOLDS if len(opened) < SMALL else 0
-    refit = cfg.refit if cfg.refit is not None else count > 0 and cfg.mode == "probe"
-    cfg = replace(cfg, folds=count, tune=tuning_trials(cfg), refit=refit)
-    if not count:
-        cfg, opened = with_validation(cfg, opened)
-    folds = make_folds(opened, count, cfg.seed, fold_labels(tasks, opened.targets))
+    cfg, opened, folds, protocol = _split_data(cfg, opened, fold_labels(tasks, opened.targets))
+    refit = cfg.refit if cfg.refit is not None else len(folds) > 1 and cfg.mode == "probe"
+    cfg = replace(cfg, tune=tuning_trials(cfg), refit=refit)
     notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
     bench = Bench(
         cfg,
@@ -274,8 +294,28 @@ def open_bench(
         metric_of(tasks),
         data_identity(opened),
         opened if isinstance(data, PairedDataset) else None,
+        protocol=protocol,
     )
     return bench, opened
+
+
+def _split_data(
+    cfg: BenchmarkConfig, dataset: PairedDataset, labels: Tensor
+) -> tuple[BenchmarkConfig, PairedDataset, tuple[Fold, ...], str]:
+    """Split a data set as the settings say; return both, the folds and what was done, in words."""
+    views = read_splits(cfg, dataset)
+    if views:
+        folds = tuple(_labelled(_rows_of(view, dataset), labels) for view in views)
+        return cfg, dataset, folds, describe_splits(cfg, views)
+    count = cfg.folds
+    if count is None:
+        count = FOLDS if len(dataset) < SMALL else 0
+    cfg, protocol = replace(cfg, folds=count), f"{count} folds, each tested once"
+    if not count:
+        cfg, validated = with_validation(cfg, dataset)
+        protocol = "the data's own split" + f", {HELD_OUT}" * (validated is not dataset)
+        dataset = validated
+    return cfg, dataset, make_folds(dataset, count, cfg.seed, labels), protocol
 
 
 def tuning_trials(cfg: BenchmarkConfig) -> int:

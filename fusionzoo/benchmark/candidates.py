@@ -32,6 +32,7 @@ TREES, KERNELS = "boosted trees on everything", "kernel sum on everything"
 TABULAR = "tabular foundation model on everything"
 EVERYTHING = (*LINEAR, TREES, KERNELS, TABULAR)  # fitted once on all features: the rows to beat
 BASELINES = {"linear": LINEAR, "trees": (TREES,), "kernels": (KERNELS,), "tabular": (TABULAR,)}
+HEADS = "alone"  # word of --baselines for a trained head of each modality
 PROBE = "linear probe of "  # prefix of the linear models of one modality
 _PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
 
@@ -86,31 +87,43 @@ def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
     if bench.scheme is not None:
         fusions, notes = _fit_for_targets(fusions, cfg)
     missing, damaged = ({0.0, *rates} for rates in (cfg.missing_train, cfg.damaged_train))
-    singles = [f"{ALONE}{name}" for name in bench.modalities]
+    chosen = baseline_words(cfg)
+    singles = [f"{ALONE}{name}" for name in bench.modalities if HEADS in chosen]
     names = [
         Candidate(base, balance, *rates).name
         for rates in itertools.product(sorted(missing), sorted(damaged))
         for base in (*singles, *fusions)
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
     ]
-    probes = [f"{PROBE}{name}" for name in bench.modalities]
+    probes = [f"{PROBE}{name}" for name in bench.modalities if "linear" in chosen]
     return [*names, *probes, *select_baselines(cfg, bench)], notes
 
 
-def select_baselines(cfg: BenchmarkConfig, bench: Bench) -> list[str]:
-    """Resolve `linear,trees`, `all` or `none`: the models that are fitted on everything."""
+def baseline_words(cfg: BenchmarkConfig) -> list[str]:
+    """Resolve `alone,linear`, `all` or `none`: what fusion is compared with, by words.
+
+    `alone` is a trained head of each modality, `linear` a linear probe of each and one of
+    everything; `trees`, `kernels` and `tabular` are models of everything.
+    """
+    known = [HEADS, *BASELINES]
     words = word_list(cfg.baselines)
     for word in words:
-        if word not in (*BASELINES, "all", "none"):
-            hint = did_you_mean(word, [*BASELINES, "all", "none"])
+        if word not in (*known, "all", "none"):
+            hint = did_you_mean(word, [*known, "all", "none"])
             raise FusionZooError(f"--baselines: unknown {word!r}.{hint}")
+    return known if "all" in words else [word for word in known if word in words]
+
+
+def select_baselines(cfg: BenchmarkConfig, bench: Bench) -> list[str]:
+    """Return the models that are fitted on everything."""
+    words = baseline_words(cfg)
     numbers = any(target.standard_kind() == "regression" for target in bench.scheme or ())
     of_other_targets = LOGISTIC if numbers else RIDGE
     return [
         name
         for word, names in BASELINES.items()
         for name in names
-        if (word in words or "all" in words) and name != of_other_targets
+        if word in words and name != of_other_targets
     ]
 
 

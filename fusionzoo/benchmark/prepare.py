@@ -106,7 +106,7 @@ def freeze(
 def trained_alone_note(bench: Bench, encoder: Encoder, folds: Sequence[TrainedAlone]) -> str:
     """Return what the report says of an encoder that was trained on each of the folds."""
     metric = bench.metric
-    where = f"in each of {len(folds)} folds " if bench.cross_validated else ""
+    where = f"in each of {len(folds)} {bench.fold_word}s " if bench.cross_validated else ""
     samples = _extent([f"{fold.samples:,}" for fold in sorted(folds)])
     scores = _extent([f"{x:.3f}" for x in sorted(metric.shown(fold.score) for fold in folds)])
     return (

@@ -299,6 +299,7 @@ def _path(bench: Bench, job: Job) -> Path:
 
 IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
 IRRELEVANT |= {"baselines", "external", "table_columns", "shard"}
+IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
 
 
@@ -379,6 +380,8 @@ def path_of(bench: Bench, job: Job) -> Path:
     settings = {k: v for k, v in asdict(bench.cfg).items() if k not in IRRELEVANT}
     key: list[Any] = [settings, job.stored(), features_read(bench, job), __version__]
     key += [str(torch.__version__), DEFINITIONS, dict(bench.identity)]
+    if bench.from_splits:
+        key.append([x.tolist() for x in vars(bench.folds[job.fold]).values()])
     if not job.shuffled and bench.corrupted:
         key += [str(condition) for condition in bench.corrupted[job.fold]]
     key += [(name, bench.cfg.balance_settings.get(name)) for name in parse(job.candidate).balance]

@@ -258,7 +258,7 @@ class BenchmarkConfig(SpeedConfig):
     fusion: Tree = option({"dim": 128}, "settings for all fusions; a fusion without one ignores it")
     settings: dict[str, Tree] = option({}, "fusion -> its settings")
     baselines: str | list[str] = option(
-        "all", "what else to fit on all features: `linear,trees,kernels,tabular`, all or none"
+        "all", "what fusion is compared with: `alone,linear,trees,kernels,tabular`, all or none"
     )
     balance: str | list[str] = option(
         "none", "training strategies, each with every fusion: `none,mla,ogm_ge+modality_dropout`"
@@ -272,6 +272,12 @@ class BenchmarkConfig(SpeedConfig):
     seeds: Count = option(3, "training seeds of each candidate")
     folds: Annotated[int, Ge(0)] | None = option(
         None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
+    )
+    splits: str | list[str] = option(
+        "", "instead of folds: files of `id` and `split`, or columns of the table, `fold_1,fold_2`"
+    )
+    repeats: Count | None = option(
+        None, "instead of folds: random splits by --data.shares, of the seeds from --seed on"
     )
     missing_train: tuple[Share, ...] = option(
         (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fusionzoo.config import BenchmarkConfig, RunConfig
 from fusionzoo.datasets.opening.complete import Completed, complete
+from fusionzoo.datasets.sources.table_files import READERS, table_suffix
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
 
 R = TypeVar("R", RunConfig, BenchmarkConfig)
@@ -26,7 +29,46 @@ def complete_run(cfg: R) -> tuple[R, Completed]:
 def complete_to_train(cfg: RunConfig | BenchmarkConfig, data: dict[str, Any]) -> Completed:
     """Return explicit settings of data, and what the targets of a training hold."""
     known, infer_kinds = tuple(cfg.targets), cfg.objective == CLASSIFICATION
-    return complete(data, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True)
+    splits: list[str] = []
+    if isinstance(cfg, BenchmarkConfig):
+        data = check_splits(cfg, data)
+        splits = [word for word in split_words(cfg) if not is_split_file(word)]
+    return complete(
+        data, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True, splits=splits
+    )
+
+
+def check_splits(cfg: BenchmarkConfig, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a benchmark's data; of random splits those of the first seed.
+
+    Raise an error for settings that make the splits in two ways.
+    """
+    folds = "" if cfg.folds is None else cfg.folds
+    named = {"--folds": folds, "--splits": cfg.splits, "--repeats": cfg.repeats or ""}
+    chosen = [f"{flag} {value}" for flag, value in named.items() if value not in ("", [])]
+    if len(chosen) > 1:
+        raise FusionZooError(f"{' and '.join(chosen)} both say how to split the data: name one")
+    makers = {x: data[x] for x in ("random_splits", "split_file", "val_share") if data.get(x)}
+    if cfg.repeats is not None:
+        if data.get("random_splits") == cfg.seed:
+            makers.pop("random_splits", None)
+        data = {**data, "random_splits": cfg.seed}
+    if makers and (cfg.repeats or cfg.splits):
+        name, value = next(iter(makers.items()))
+        raise FusionZooError(
+            f"--data.{name} {value} and {chosen[0]} both say how to split the data: name one"
+        )
+    return data
+
+
+def split_words(cfg: BenchmarkConfig) -> list[str]:
+    """Return the files and columns that `--splits` names."""
+    return word_list(cfg.splits) if cfg.splits else []
+
+
+def is_split_file(word: str) -> bool:
+    """Whether a word of `--splits` names a file, by its ending or because it is there."""
+    return table_suffix(Path(word)) in READERS or Path(word).expanduser().is_file()
 
 
 def required(data: dict[str, Any]) -> dict[str, Any]:

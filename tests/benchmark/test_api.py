@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "encoders": {name: "vector/identity" for name in "ab"},
     "fusions": ["sum", "gmu"],
     "fusion": {"dim": 16},
-    "baselines": "linear",
+    "baselines": "alone,linear",
     "seeds": 1,
     "epochs": 2,
     "tune": 2,

@@ -237,7 +237,7 @@ def test_what_cannot_be_run_is_named_with_what_to_do(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(KernelSum, "most_rows", 100)
     changes = {"fusions": "sum", "seeds": 1, "epochs": 1, "folds": 3}
-    changes |= {"baselines": "kernels,tabular,linear"}
+    changes |= {"baselines": "alone,kernels,tabular,linear"}
     report = api.run(small(tmp_path, controls=False, corruptions=False, **changes))
     reasons = report.figures["not_run"]
     assert reasons.keys() == {KERNELS, TABULAR}

@@ -33,6 +33,7 @@ def bench(tmp_path: Path, **changes: Any) -> Any:
         "features": ({"a": {}, "b": {}},),
         "trained_alone": (),
         "scheme": None,
+        "from_splits": False,
     }
     return SimpleNamespace(**fields)
 

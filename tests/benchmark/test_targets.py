@@ -52,7 +52,7 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
         "objective": {"name": kind},
         "fusions": "sum",
         "fusion": {"dim": 8},
-        "baselines": "linear",
+        "baselines": "alone,linear",
         "folds": 3,
         "seeds": 2,
         "tune": 0,
@@ -78,7 +78,7 @@ def config(tmp_path: Path, kind: str, unlabelled: int = 0, **changes: Any) -> Be
 def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
     kind: str, metric: str, baseline: str, tmp_path: Path
 ) -> None:
-    changes = {"corruptions": "sample", "baselines": "linear,trees,kernels"}
+    changes = {"corruptions": "sample", "baselines": "alone,linear,trees,kernels"}
     report = api.run(config(tmp_path, kind, unlabelled=6, **changes))
     assert report.failed == {}
     lines = {line["candidate"]: line for line in report.figures["leaderboard"]}

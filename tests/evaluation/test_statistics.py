@@ -207,6 +207,13 @@ def test_intervals_over_folds_cover_the_truth_and_are_not_too_wide(
     assert width < 0.8 * coverage.simulate(setting, 20)["Nadeau and Bengio"][1]
 
 
+@pytest.mark.slow  # 200 data sets, twice
+def test_intervals_over_random_splits_cover_the_truth() -> None:
+    for tie in (False, True):
+        covered = coverage.simulate_random(coverage.SETTINGS[0], 200, (10, 0.2), tie)
+        assert 0.92 <= covered["ours"] <= 0.995
+
+
 @pytest.mark.slow
 def test_a_whole_benchmark_covers_its_true_gain_and_seldom_calls_a_tie_a_difference() -> None:
     procedure = coverage.PROCEDURES[1]  # groups of three samples

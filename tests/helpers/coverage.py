@@ -1,6 +1,7 @@
 """How often intervals over folds cover the truth.
 
-`python tests/helpers/coverage.py` takes about 25 minutes.
+`python tests/helpers/coverage.py` takes about 25 minutes; with `--random 500` it prints the
+coverage over random splits instead, in as many data sets of each kind, and writes nothing.
 
 Simulated data sets of two modalities; ridge classifiers see one of them (the single modality) or
 both (fusion), each with a random subset of features that stands for a training seed. Five folds,
@@ -151,7 +152,7 @@ def true_gain(world: World, setting: Setting, tie: bool) -> float:
 
 def ours(gains: Array) -> tuple[float, float]:
     """The interval of a report."""
-    interval, _ = crossed(gains, FOLDS)
+    interval, _ = crossed(gains, 1 / FOLDS)
     return interval.low, interval.high
 
 
@@ -184,6 +185,48 @@ def simulate(setting: Setting, runs: int, tie: bool = False) -> dict[str, tuple[
             covered[name] += low <= truth <= high
             widths[name] += (high - low) / 2
     return {name: (covered[name] / runs, widths[name] / runs) for name in METHODS}
+
+
+RANDOM_SPLITS = ((5, 0.2), (5, 0.15), (10, 0.2), (20, 0.2))  # how many, and what each tests
+
+
+def split_at_random(
+    world: World, setting: Setting, draw: np.random.Generator, tie: bool, splits: tuple[int, float]
+) -> tuple[Array, list[str]]:
+    """Return the gains (S, tests) of random splits, split after split, and the sample of each.
+
+    A tenth of what a split does not test validates, as for `--repeats` without such samples.
+    """
+    parts, labels = world.sample(setting.samples, draw)
+    count, share = splits
+    gains, samples = [], []
+    for _ in range(count):
+        order = draw.permutation(setting.samples)
+        train, test = np.split(order, [setting.samples - round(setting.samples * share)])
+        train = train[: len(train) * 9 // 10]
+        learnt, tested = (([x[rows] for x in parts], labels[rows]) for rows in (train, test))
+        gains.append(np.stack([gain(learnt, tested, draw, tie) for _ in range(SEEDS)]))
+        samples += [str(row) for row in test]
+    return np.concatenate(gains, 1), samples
+
+
+def simulate_random(
+    setting: Setting, runs: int, splits: tuple[int, float], tie: bool = False
+) -> dict[str, float]:
+    """Return how often intervals over random splits cover the truth: ours, where a sample's tests
+    count as one, and one that takes every test for a sample."""
+    world, share = World(setting), splits[1]
+    count = (setting.samples - round(setting.samples * share)) * 9 // 10
+    draw = np.random.default_rng(12345)
+    learnt = (world.sample(count, draw) for _ in range(0 if tie else 400))
+    gains = [gain(x, world.sample(2000, draw), draw, tie).mean() for x in learnt]
+    truth, covered = float(np.mean(gains or [0.0])), {"ours": 0, "every test a sample": 0}
+    for run in range(runs):
+        scores, samples = split_at_random(world, setting, np.random.default_rng(run), tie, splits)
+        for name, items in zip(covered, (by_group(scores, samples), scores), strict=True):
+            interval, _ = crossed(items, share)
+            covered[name] += interval.low <= truth <= interval.high
+    return {name: x / runs for name, x in covered.items()}
 
 
 class Procedure(NamedTuple):
@@ -362,7 +405,7 @@ def simulate_procedure(
         for choice in CHOICES:
             fusion = chosen(outcome, slice(SINGLES, None), choice)
             for name, single in zip(REFERENCES, references, strict=True):
-                (mean, low, high), p = crossed(by_group(fusion - single, groups), FOLDS)
+                (mean, low, high), p = crossed(by_group(fusion - single, groups), 1 / FOLDS)
                 figures = (low <= truth <= high, (high - low) / 2, mean - truth, p < 1 - LEVEL)
                 measured.setdefault((choice, name), []).append(figures)
     return {key: Figures(*np.mean(x, 0).tolist(), truth) for key, x in measured.items()}
@@ -406,7 +449,15 @@ def main() -> None:
         "--runs", type=int, default=2000, help="data sets of each setting, one fusion"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "coverage.csv")
+    parser.add_argument("--random", type=int, default=0, help="data sets, over random splits")
     args = parser.parse_args()
+    if args.random:
+        for setting in (SETTINGS[0], SETTINGS[2]):
+            for splits in RANDOM_SPLITS:
+                for tie in (False, True):
+                    covered = simulate_random(setting, args.random, splits, tie)
+                    print(*setting, splits, "tie" if tie else "gain", covered, flush=True)
+        return
     rows = []
     for row in chain(gain_rows(args.runs), procedure_rows()):
         rows.append(row)

@@ -15,7 +15,7 @@ SMALL: dict[str, Any] = {
     "encoders": {name: {"name": "vector/identity"} for name in "ab"},
     "fusions": "sum,gmu",
     "fusion": {"dim": 16},
-    "baselines": "linear",
+    "baselines": "alone,linear",
     "seeds": 2,
     "folds": 0,
     "tune": 0,

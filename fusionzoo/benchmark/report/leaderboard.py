@@ -54,7 +54,8 @@ HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 # The columns of each rendering, by name and in order.
 PAGE = (
-    *("candidate", "metric", "interval", "untuned", "gain", "gain_interval", "p", "outcome"),
+    *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
+    *("p", "outcome"),
     *(
         "missing",
         "lost",
@@ -70,11 +71,12 @@ PAGE = (
     *("nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
-    *("candidate", "family", "metric", "interval", "untuned", "macro_f1", "ece", "ece_debiased"),
+    *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
+    "ece_debiased",
     *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
     *("gain_with_interval", "p", "source"),
 )
-TERMINAL = ("candidate", "metric", "interval", "untuned", "gain_with_interval")
+TERMINAL = ("candidate", "metric", "over_splits", "interval", "untuned", "gain_with_interval")
 
 
 def leaderboard(summary: Summary) -> list[dict[str, Any]]:
@@ -123,8 +125,14 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
     }
     metrics = _pooled(summary, candidate)
     line |= {key: x for key, x in metrics.items() if key not in (*LABELS, *line, "ece")}
+    if summary.bench.from_splits and summary.folds > 1:
+        parts = [candidate.scores[:, part].mean() for part in summary.fold_slices]
+        by_split = [metric.shown(float(score)) for score in parts]
+        line["mean_over_splits"] = float(np.mean(by_split))
+        line["sd_over_splits"] = float(np.std(by_split, ddof=1))
     if summary.bench.scheme is None:
-        line |= _calibration(candidate, summary.target)
+        once = torch.from_numpy(summary.first_tests)
+        line |= _calibration(candidate.logits[:, once], summary.target[once])
         curves = [risk_coverage(x, summary.target).mean() for x in candidate.logits]
         line["aurc"] = float(np.mean(curves))
     return line
@@ -146,9 +154,9 @@ def _pooled(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
     return {key: float(np.mean([row[key] for row in by_seed])) for key in names}
 
 
-def _calibration(candidate: CandidateResults, target: Tensor) -> dict[str, Any]:
+def _calibration(logits: Tensor, target: Tensor) -> dict[str, Any]:
     """Return the calibration error over all test samples, of several folds too."""
-    error = calibration_error(candidate.logits, target)
+    error = calibration_error(logits, target)
     return {
         "ece": error.ece,
         "ece_debiased": error.debiased,
@@ -303,6 +311,12 @@ def _p_value(p: float) -> str:
 COMMON = {
     "candidate": Column(keys=("candidate",), title="candidate", text=str),
     "p": Column(keys=("gain_p_holm",), title="p\u00a0(Holm)", text=_p_value),
+    "over_splits": Column(
+        keys=("mean_over_splits", "sd_over_splits"),
+        title="over splits",
+        text=lambda mean, sd: f"{decimal(mean)} ± {decimal(sd)}",
+        note="mean ± standard deviation (n - 1) of the splits' figures, each a mean over seeds",
+    ),
     "outcome": Column(keys=("outcome",), title="outcome", text=str),
     "family": Column(keys=("family",), title="family", text=str),
     "source": Column(keys=("source",), title="source", text=str, note="of figures by others"),

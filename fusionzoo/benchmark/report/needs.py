@@ -112,6 +112,8 @@ def _information(bench: Bench) -> Needs:
         said = f"Redundancy and synergy would take about {seconds:.0f} s: `--analyses true`."
         return {"notes": [said]}
     notes = []
+    if bench.from_splits and bench.cross_validated:
+        notes.append("Redundancy and synergy are those of the first split.")
     if untrained:
         notes.append(
             f"The encoders of {', '.join(untrained)} were trained alone on the labels, which may"
@@ -127,14 +129,21 @@ def _information(bench: Bench) -> Needs:
 
 
 def setup_of(bench: Bench, *, fixed: bool, clusters: int | None = None) -> PidInputs:
-    """Return what `pid` decomposes: the cached features and classes of all folds."""
+    """Return what `pid` decomposes: the cached features and classes of all folds.
+
+    Of splits that may test the same samples, the first: errors over folds need disjoint ones.
+    """
     return PidInputs(
-        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        folds=[_fold(bench, number) for number in range(_num_folds(bench))],
         classes=len(bench.classes),
         clusters=clusters,
         seed=bench.cfg.seed,
         fixed=fixed,
     )
+
+
+def _num_folds(bench: Bench) -> int:
+    return 1 if bench.from_splits else len(bench.folds)
 
 
 def _fold(bench: Bench, number: int) -> FoldFeatures:
@@ -155,7 +164,7 @@ def clustering_seconds(bench: Bench, *, fixed: bool) -> float:
     of clusters; where labels shaped the features, in every fold."""
     widths = _widths_of_pairs(bench)
     rows = min(len(bench.targets), MOST_ROWS)
-    times = 1 if fixed else len(bench.folds)
+    times = 1 if fixed else _num_folds(bench)
     multiplications = sum(widths) * rows * sum(CLUSTERS) * ROUNDS
     return times * (len(widths) * SECONDS_PER_PAIR + multiplications / MULTIPLICATIONS_PER_SECOND)
 
@@ -167,7 +176,7 @@ def probe_seconds(bench: Bench) -> float:
     steps = max(EPOCHS * rows / BATCH, FEWEST_STEPS)
     multiplications = sum(widths) * steps * BATCH * HIDDEN * PASSES
     by_fold = 2 * len(widths) * SECONDS_PER_PROBE + multiplications / PROBE_MULTIPLICATIONS
-    return len(bench.folds) * by_fold
+    return _num_folds(bench) * by_fold
 
 
 def _widths_of_pairs(bench: Bench) -> list[int]:

@@ -146,14 +146,24 @@ class Summary:
         return [slice(*pair) for pair in pairwise(ends)]
 
     @cached_property
-    def groups(self) -> list[str] | None:
-        """The test samples' groups."""
+    def groups(self) -> list[str]:
+        """The test samples' groups: all tests of a sample, or of a group, are one."""
+        return self._groups_of(self.rows)
+
+    def _groups_of(self, rows: Tensor) -> list[str]:
         groups = self.bench.groups
-        return [groups[row] for row in self.rows.tolist()] if groups else None
+        return [groups[row] if groups else str(row) for row in rows.tolist()]
+
+    @cached_property
+    def first_tests(self) -> NDArray[np.bool_]:
+        """Which tests are the first of their sample, (N,): all, unless splits share samples."""
+        mask = np.zeros(len(self.rows), np.bool_)
+        mask[np.unique(self.rows.numpy(), return_index=True)[1]] = True
+        return mask
 
     @property
     def folds(self) -> int:
-        """The number of folds whose training splits overlap; 1 with the data set's own split."""
+        """The number of folds or splits; 1 with the data set's own split."""
         return len(self.bench.folds)
 
     @cached_property
@@ -164,19 +174,23 @@ class Summary:
     def compare(
         self, a: CandidateResults, b: CandidateResults, rows: NDArray[np.bool_] | None = None
     ) -> statistics.Comparison:
-        """Compare two candidates on the seeds, samples and folds of both; on some samples, (N,)."""
+        """Compare two candidates on the seeds, samples and folds of both; on some samples, (N,).
+
+        McNemar's test, which has no groups, counts a sample's first test alone.
+        """
         a, b = of_shared_seeds([a, b])
         rows = np.ones(a.scores.shape[1], np.bool_) if rows is None else rows
-        groups = self.groups and list(compress(self.groups, rows))
+        groups = list(compress(self.groups, rows))
         first, second = (x.scores[:, rows] for x in (a, b))
-        return statistics.compare(first, second, groups=groups, folds=self.folds)
+        share, once = self.bench.test_share, self.first_tests[rows]
+        comparison = statistics.compare(first, second, groups=groups, test_share=share)
+        return comparison._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
 
     @cached_property
-    def damaged_groups(self) -> list[str] | None:
+    def damaged_groups(self) -> list[str]:
         """The groups of the samples that are tested damaged."""
-        groups, bench = self.bench.groups, self.bench
-        rows = torch.cat([damaged_rows(bench, fold) for fold in bench.folds])
-        return [groups[row] for row in rows.tolist()] if groups else None
+        rows = [damaged_rows(self.bench, fold) for fold in self.bench.folds]
+        return self._groups_of(torch.cat(rows))
 
     def interval(
         self, scores: NDArray[np.float64], *, damaged: bool = False
@@ -186,7 +200,8 @@ class Summary:
         `damaged`: the scores are those of the samples that are tested damaged.
         """
         groups = self.damaged_groups if damaged else self.groups
-        return statistics.crossed(statistics.by_group(scores, groups), self.folds)[0]
+        by_group = statistics.by_group(scores, groups)
+        return statistics.crossed(by_group, self.bench.test_share)[0]
 
     def candidate(self, name: str) -> CandidateResults:
         """Return the results of one candidate."""

@@ -75,7 +75,10 @@ def summarise(bench: Bench, results: Results) -> Summary:
 
 
 def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
-    """Return a row per candidate, fold, seed, subset and corruption."""
+    """Return a row per candidate, fold, seed, subset and corruption.
+
+    Where one modality was taken from another sample, `subset` says so: `a+b, a of another sample`.
+    """
     all_modalities = list(summary.bench.modalities)
     rows = []
     for candidate in summary.candidates:
@@ -85,6 +88,8 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
         names = {"candidate": candidate.name, "family": candidate.family}
         for row in candidate.rows:
             subset = subset_label(modalities) if row["subset"] == "full" else row["subset"]
+            if row["corruption"] == "pairing":  # a control, which must not pass for a result
+                subset += f", {row['modality']} of another sample"
             rows.append({**names, **row, "subset": subset})
     return rows
 
@@ -167,7 +172,7 @@ def _tuned_settings(bench: Bench, name: str, results: Results) -> str:
         for key, value in (job.settings | training).items():
             if value != default.get(key):
                 values.setdefault(key, []).append(value)
-    words = [f"{len(before) - len(by_fold)} of {len(before)} folds default"]
+    words = [f"{len(before) - len(by_fold)} of {len(before)} {bench.fold_word}s default"]
     for key, found in values.items():
         if isinstance(found[0], int | float) and not isinstance(found[0], bool):
             ends = dict.fromkeys(f"{x:.2g}" for x in (min(found), max(found)))
@@ -364,8 +369,9 @@ def controls(summary: Summary) -> dict[str, Any]:
     }
     if summary.bench.scheme is not None:
         return {**_of_scores(summary), "loss_when_pairing_is_broken": broken}
-    target = summary.target
-    predictions = {name: logits.argmax(-1) for name, logits in summary.controls.items()}
+    once = torch.from_numpy(summary.first_tests)
+    target = summary.target[once]
+    predictions = {name: x[once].argmax(-1) for name, x in summary.controls.items()}
     counts = torch.bincount(target)
     chance = float(counts.max() / counts.sum())
     accuracies = {name: float((x == target).double().mean()) for name, x in predictions.items()}
@@ -408,7 +414,7 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     for name, logits in summary.controls.items():
         sample = sample_scores(tasks, logits, summary.target).numpy()[None]
         gain = statistics.by_group(sample - prior.scores[:1], summary.groups)
-        interval, p = statistics.crossed(gain, summary.folds)
+        interval, p = statistics.crossed(gain, bench.test_share)
         scores[name] = float(metric.shown(sample.mean()))
         p_values.append(p / 2 if interval.mean > 0 else 1 - p / 2)
     corrected = dict(zip(scores, statistics.holm(p_values), strict=True))

@@ -11,12 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusionzoo.datasets.opening.naming import data_title
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley
 from fusionzoo.evaluation.statistics import Comparison, Interval
 
-from ..candidates import EVERYTHING, is_fitted, parse, single_modality, single_title
+from ..candidates import (
+    EVERYTHING,
+    HEADS,
+    baseline_words,
+    is_fitted,
+    parse,
+    single_modality,
+    single_title,
+)
 from ..examine import tests_damage_later
 from ..schedule import DAMAGED, Stage
 from .leaderboard import SIGNIFICANT, outcome
@@ -86,6 +95,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "metric": bench.metric.name,
         "tuning_trials": bench.cfg.tune,
         "refit": bench.cfg.refit,
+        "protocol": bench.protocol,
         "notes": bench.notes,
         "failed": summary.failed,
         "not_run": dict(bench.not_run),
@@ -113,7 +123,8 @@ def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
     seeds = min(len(x.seeds) for x in summary.candidates if x.name in names)
     done = f"every candidate has {seeds} of {cfg.seeds} seed{'s' if cfg.seeds > 1 else ''}"
     if summary.bench.of_folds:
-        done += f", 1 of {summary.bench.of_folds} folds ({len(summary.target):,} samples)"
+        of = f"{summary.bench.of_folds} {summary.bench.fold_word}s"
+        done += f", 1 of {of} ({len(summary.target):,} samples)"
     if (cfg.tune or 0) > 1:
         kinds = ("single", "fusion", "incomplete")
         trained = [x for x in summary.candidates if x.kind in kinds and not is_fitted(x.name)]
@@ -139,6 +150,8 @@ def _data_figures(summary: Summary) -> dict[str, Any]:
         "train": len(bench.folds[0].train),
         "val": len(bench.folds[0].val),
         "test": len(summary.target),
+        "tested_samples": int(summary.first_tests.sum()),
+        "fold_word": bench.fold_word,
         "missing": {
             name: float((~bench.present[:, column]).double().mean())
             for column, name in enumerate(bench.modalities)
@@ -149,22 +162,16 @@ def _data_figures(summary: Summary) -> dict[str, Any]:
 def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
     """Return the gain, the leader and the modalities' shares; nothing if there is no fusion."""
     chosen, best = chosen_fusion(summary), best_single(summary)
-    if chosen is None or best is None:
+    if chosen is None:
         return {}
     modalities = list(summary.bench.modalities)
-    gain = summary.compare(chosen.results, best)._asdict()
-    single = choose(summary, summary.of_kind("single"), "")
     scores = {
         fusion.name: fusion.score_by_subset(modalities) for fusion in summary.of_kind("fusion")
     }
     return {
         "chosen_on_validation": chosen.name,  # in most folds: the one to train
         "chosen_by_fold": chosen.by_fold,
-        "single_by_fold": single.by_fold,
-        "best_single": single_modality(best.name),
-        "best_single_row": best.name,
-        "gain": {key: gain[key] for key in ("difference", "low", "high", "p")},
-        **_presence_figures(summary, chosen, best),
+        **({} if best is None else _single_figures(summary, chosen, best)),
         **_everything_figures(summary, chosen),
         "leader": tied[0],
         "cannot_be_told_apart": tied,
@@ -176,17 +183,34 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _single_figures(summary: Summary, chosen: Choice, best: CandidateResults) -> dict[str, Any]:
+    """Return the gain over the best single modality, and what it is made of."""
+    gain = summary.compare(chosen.results, best)._asdict()
+    return {
+        "single_by_fold": choose(summary, summary.of_kind("single"), "").by_fold,
+        "best_single": single_modality(best.name),
+        "best_single_row": best.name,
+        "gain": {key: gain[key] for key in ("difference", "low", "high", "p")},
+        **_presence_figures(summary, chosen, best),
+    }
+
+
 def verdict(summary: Summary, tied: Sequence[str]) -> str:
     """Say in words whether fusion helped, which candidate leads, and which ones tie with it."""
     chosen, best = chosen_fusion(summary), best_single(summary)
-    if chosen is None or best is None:
+    wanted = {*baseline_words(summary.bench.cfg)} & {HEADS, "linear"}
+    if chosen is None or (best is None and wanted):
         return "No verdict: no fusion or no single modality was trained to the end."
-    single = single_title(best.name)
-    parts = coverage(summary, chosen, best)
-    sentences = [_gain(summary, chosen, best, parts), *_coverage_words(summary, best, parts)]
-    sentences += _everything_words(summary, chosen)
-    if len(summary.of_kind("fusion")) > 1:
-        sentences.append(_outcomes(summary, single))
+    if best is None:
+        single = ""
+        sentences = [_without_singles(summary, chosen), *_everything_words(summary, chosen)]
+    else:
+        single = single_title(best.name)
+        parts = coverage(summary, chosen, best)
+        sentences = [_gain(summary, chosen, best, parts), *_coverage_words(summary, best, parts)]
+        sentences += _everything_words(summary, chosen)
+        if len(summary.of_kind("fusion")) > 1:
+            sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
     if len(chosen.results.seeds) == 1:
         sentences.append(
@@ -194,13 +218,35 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
             " runs."
         )
     if summary.bench.cross_validated:
-        sentences.append(
-            f"Every sample was tested once in {summary.folds} folds; the interval counts that their"
-            " training data overlaps."
-        )
+        sentences.append(_tested(summary))
     if summary.failed:
         sentences.append(f"{len(summary.failed)} candidates failed: {', '.join(summary.failed)}.")
     return " ".join(sentences)
+
+
+def _tested(summary: Summary) -> str:
+    """Say how often samples were tested, and that the interval counts what splits share."""
+    if not summary.bench.from_splits:
+        return (
+            f"Every sample was tested once in {summary.folds} folds; the interval counts that their"
+            " training data overlaps."
+        )
+    tests, samples = len(summary.target), int(summary.first_tests.sum())
+    words = f"{samples:,} samples, each tested once; the interval counts"
+    if tests > samples:
+        words = f"{tests:,} tests of {samples:,} samples; the interval counts a sample once, and"
+    protocol = summary.bench.protocol.partition(";")[0]
+    return f"Tested on {protocol}: {words} that training data overlaps."
+
+
+def _without_singles(summary: Summary, chosen: Choice) -> str:
+    """Say that no modality alone was trained, and what validation data chose."""
+    words = ",".join(word_list(summary.bench.cfg.baselines))
+    how = how_chosen(chosen, summary.bench.fold_word)
+    return (
+        f"No single modality was trained (--baselines {words}), so there is none to compare"
+        f" fusion with: `alone` or `linear` there trains them. The fusion is {how}."
+    )
 
 
 class Coverage(NamedTuple):
@@ -224,7 +270,7 @@ def coverage(summary: Summary, choice: Choice, best: CandidateResults) -> Covera
     return Coverage(
         summary.compare(cascade, best),
         summary.compare(choice.results, cascade, several),
-        int(several.sum()),
+        int((several & summary.first_tests).sum()),
     )
 
 
@@ -289,7 +335,7 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
         rows = numbers.reshape(-1) == number
         line: dict[str, Any] = {
             "present": "+".join(compress(summary.bench.modalities, pattern)) or "none",
-            "samples": int(rows.sum()),
+            "samples": int((rows & summary.first_tests).sum()),
         }
         for candidate in (best, cascade, *means, choice.results):
             line[candidate.name] = metric.shown(float(candidate.scores[:, rows].mean()))
@@ -334,7 +380,8 @@ def _gain(summary: Summary, choice: Choice, best: CandidateResults, parts: Cover
     metric, single = summary.bench.metric, single_title(best.name)
     comparison = summary.compare(choice.results, best)
     difference, low, high, p = comparison[:4]
-    points, chance, by = _points(metric, comparison), _chance(p), f"({how_chosen(choice)})"
+    points, chance = _points(metric, comparison), _chance(p)
+    by = f"({how_chosen(choice, summary.bench.fold_word)})"
     most = 1.0 if metric.share else math.inf
     loss, gain = (metric.difference(min(max(x, 0.0), most)).removeprefix("+") for x in (-low, high))
     words = {
@@ -362,15 +409,14 @@ def _what_helps(parts: Coverage | None) -> str:
     return "Several modalities help, by coverage or by fusion"
 
 
-def how_chosen(choice: Choice) -> str:
+def how_chosen(choice: Choice, fold_word: str) -> str:
     """Name what validation data chose, and in how many folds."""
-    folds = len(choice.by_fold)
+    folds = f"{len(choice.by_fold)} {fold_word}s"
     if len(choice.counts) == 1:
-        return f"`{choice.name}`, chosen on validation data" + f" in each of {folds} folds" * (
-            folds > 1
-        )
+        several = f" in each of {folds}" * (len(choice.by_fold) > 1)
+        return f"`{choice.name}`, chosen on validation data{several}"
     counts = [f"`{name}` in {n}" for name, n in choice.counts.items()]
-    return f"chosen in each of {folds} folds on its validation data: {', '.join(counts)}"
+    return f"chosen in each of {folds} on its validation data: {', '.join(counts)}"
 
 
 def _to_train(choice: Choice) -> str:
@@ -402,7 +448,10 @@ def _kinds(summary: Summary) -> str:
 
 
 def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
-    """Name the leader of the whole table, with baselines, and the fusions close to the best one."""
+    """Name the leader of the whole table, with baselines, and the fusions close to the best one.
+
+    `single` is the best single modality in words, empty if none was trained.
+    """
     metric, leader = summary.bench.metric, summary.line(tied[0])
     table = [line for line in summary.leaderboard if line["kind"] not in ("incomplete", "chosen")]
     several = len(summary.of_kind("fusion")) > 1
@@ -414,11 +463,12 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             first = single_title(top["candidate"])
         words = f"In the table {first} leads with {metric.shown(top['score']):.3f}, above every"
         words += f" fusion; the best of them is {name} with {shown}."
-    elif abs(score - _best_single_score(table)) < 1e-9:
+    elif single and abs(score - _best_single_score(table)) < 1e-9:
         words = f"In the table {name} and {single} lead with {shown}."
     else:
         words = f"In the table {name} leads with {shown}"
-        words += f"; it cannot be told apart from {single}." if leader["outcome"] == "tie" else "."
+        ties = leader.get("outcome") == "tie"
+        words += f"; it cannot be told apart from {single}." if ties else "."
     sentences = [words]
     if several:
         others = f"{len(tied) - 1} other fusion{'s' if len(tied) > 2 else ''}"

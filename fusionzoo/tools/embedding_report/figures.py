@@ -193,7 +193,8 @@ def probes(vectors: Any, targets: Any, groups: Sequence[str]) -> dict[str, Any]:
             right[name][test] = model.predict(vectors[test]) == codes[test]
         right["majority"][test] = codes[test] == np.bincount(codes[train]).argmax()
     figures: dict[str, Any] = {
-        name: crossed(by_group(scores[None], groups), folds)[0] for name, scores in right.items()
+        name: crossed(by_group(scores[None], groups), 1 / folds)[0]
+        for name, scores in right.items()
     }
     silhouette = float(silhouette_score(vectors, codes, metric="cosine"))
     return figures | {"silhouette": silhouette, "classes": len(distinct)}
