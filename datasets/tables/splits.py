@@ -98,7 +98,7 @@ def check_shares(shares: Sequence[float]) -> None:
         words = ", ".join(f"{share:g}" for share in shares)
         raise FusionZooError(
             f"shares ({words}): three numbers, those of train, val and test, at least 0, and of"
-            " train above 0: 0.8,0,0.2"
+            " train above 0: '[0.8,0,0.2]'"
         )
 
 
