@@ -29,7 +29,7 @@ def test_a_tuned_benchmark_with_seeds_and_controls_meets_what_it_can() -> None:
         "More than one data set?",
     }
     assert found["Is the gain tested?"][1].startswith("+5.6 (95 % interval +1.8 to +9.3)")
-    assert "`kernel sum on everything`" in found["Are there rivals that fuse nothing by design?"][1]
+    assert "`kernel sum on everything`" in found["Are there simple rivals on all features?"][1]
     assert "audio 3.1 %" in found["Are gains by coverage and by fusion told apart?"][1]
 
 

@@ -46,15 +46,15 @@ def _equal_terms(figures: Figures) -> Iterator[Line]:
         evidence = f"{trials} trials on validation data for each of {counted}"
     question = "Are single modalities tuned as fusions are?"
     yield Line(question, bool(trials) and not untuned and bool(heads), evidence)
-    seeds = {line["seeds"] for line in trained}
-    shown = " or ".join(f"{x}" for x in sorted(seeds))
-    evidence = (
-        f"{counted}: {shown} seeds and {trials} trials each, epochs chosen on validation data"
-    )
-    yield Line("Has every candidate the same budget?", len(seeds) == 1 and not untuned, evidence)
+    seeds = sorted({line["seeds"] for line in trained})
+    shown = f"{' or '.join(map(str, seeds))} seed{'' if seeds == [1] else 's'}"
+    shown += f" and {trials or 'no'} trials"
+    met = len(seeds) == 1 and (not trials or not untuned)
+    evidence = f"{counted}: {shown} each, and the best epoch by validation"
+    yield Line("Has every candidate the same budget?", met, evidence)
     others = [x["candidate"] for x in figures["leaderboard"] if "everything" in x["candidate"]]
     evidence = _names(others) if others else "`--baselines all` adds them"
-    yield Line("Are there rivals that fuse nothing by design?", bool(others), evidence)
+    yield Line("Are there simple rivals on all features?", bool(others), evidence)
 
 
 def _statistics(figures: Figures) -> Iterator[Line]:
