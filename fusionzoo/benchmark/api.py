@@ -31,6 +31,7 @@ from .executors import OutOfTimeError, check_main_module
 from .fitted.run import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
+from .report.external import with_predictions
 from .report.leaderboard import paper_table, read_external, with_external
 from .report.needs import analyse_needs
 from .report.page import Report
@@ -146,6 +147,7 @@ def _open(
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
+    bench = with_predictions(bench, dataset.ids, names)
     paper_table([], bench.metric.name, cfg.table_columns)  # refuses unknown columns
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)

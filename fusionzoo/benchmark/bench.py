@@ -204,6 +204,8 @@ class Bench:
     damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
     protocol: str = ""  # in a sentence, how the data was split
+    # Others' predictions by name, and by fold: logits (N, K) of its test samples.
+    predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def first_fold(self) -> Bench:
         """Return a bench of the first fold only, before its features are computed."""

@@ -325,7 +325,8 @@ class BenchmarkConfig(SpeedConfig):
     external: str = option(
         "",
         "CSV file of others' results, shown beside ours and part of no statistics: candidate,"
-        " the metric, and as wanted low, high, source",
+        " the metric, and as wanted low, high, source; or Parquet file of others' predictions, id"
+        " and p_<class>, which are tested against ours sample by sample",
     )
     table_columns: tuple[str, ...] = option(
         (), "columns of table.tex, `[candidate, metric, interval]`; empty = those of table.md"

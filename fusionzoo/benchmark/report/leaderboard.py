@@ -21,6 +21,7 @@ from fusionzoo.evaluation.metrics import Metric
 
 from ..bench import metric_named, tasks_of
 from ..examine import score_row
+from .external import SUFFIX
 from .results import (
     CHOSEN,
     CandidateResults,
@@ -47,7 +48,7 @@ ECE_NOTE = (
 SIGNIFICANT = 1 - statistics.LEVEL
 LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
 EARLIER_KEYS = {"strategy": "candidate"}  # of lines and columns, in files of earlier versions
-EXTERNAL = "external"  # kind and family of a line with figures that others report
+EXTERNAL = "external"  # kind and family of others' figures and predictions
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 # Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
@@ -92,7 +93,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
     lines = []
     for candidate in summary.candidates:
         line = _metrics(summary, candidate)
-        if candidate.name == CHOSEN and best is not None:
+        if (candidate.name == CHOSEN or candidate.kind == EXTERNAL) and best is not None:
             comparison = summary.compare(candidate, best)
             line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
         if candidate.name in comparisons:
@@ -100,7 +101,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             line |= {f"gain_{key}": value for key, value in comparison._asdict().items()}
             line["gain_p_holm"] = p
             line["outcome"] = outcome(comparison.difference, p)
-        if candidate.kind not in ("baseline", "chosen"):
+        if candidate.kind not in ("baseline", "chosen", EXTERNAL):
             line |= _robustness(summary, candidate)
         lines.append(line)
     return sorted(lines, key=lambda line: (-line["score"], line["candidate"]))
@@ -205,7 +206,7 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
     (a citation) and further figures by their names in summary.json, `macro_f1`. `measured` are
     names that are taken. No statistics, no choice and no verdict of the report reads these lines.
     """
-    if not path:
+    if not path or str(path).endswith(SUFFIX):
         return []
     known = {key for column in columns(metric).values() for key in column.keys}
     known -= {"family", "outcome", "calibration"}

@@ -406,6 +406,8 @@ def print_figures(figures: Mapping[str, Any]) -> None:
         print(f"failed  {name}: {error}")
     for name, reason in figures.get("not_run", {}).items():  # earlier reports have none
         print(f"not run  {name}: {reason}")
+    for other in figures.get("external", {}).values():
+        print(other["words"])
     print(f"\n{figures['verdict']}\n")
 
 

@@ -34,7 +34,7 @@ from ..examine import score_row, takes_part
 from ..fitted.run import prior_logits
 from ..schedule import JobResult, Results
 from ..store import SeedResult
-from .leaderboard import SIGNIFICANT, leaderboard
+from .leaderboard import EXTERNAL, SIGNIFICANT, leaderboard
 from .results import (
     BEST_PRESENT,
     ENSEMBLE,
@@ -70,6 +70,11 @@ def summarise(bench: Bench, results: Results) -> Summary:
     run_controls = {name: x for name, x in controls.items() if x is not None}
     summary = Summary(bench, target, candidates, run_controls, failed)
     _add_baselines(summary)
+    for name, by_fold in bench.predictions.items():
+        logits = torch.cat(by_fold[: len(bench.folds)]).expand(bench.cfg.seeds, -1, -1)
+        seeds = range(bench.cfg.seed, bench.cfg.seed + bench.cfg.seeds)
+        constructed = _constructed(summary, name, seeds, logits)
+        summary.candidates.append(replace(constructed, kind=EXTERNAL, family=EXTERNAL))
     summary.leaderboard = leaderboard(summary)
     return summary
 

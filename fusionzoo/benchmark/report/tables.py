@@ -44,7 +44,7 @@ def latex(figures: Mapping[str, Any], names: Sequence[str] = ()) -> str:
     header, rows, bold = paper_table(lines, figures["metric"], names)
     cells = in_bold(rows, bold)
     notes = [ECE_NOTE] if "ECE" in header else []
-    if any(line["kind"] == EXTERNAL for line in lines):
+    if any(line["kind"] == EXTERNAL and "seeds" not in line for line in lines):
         notes.append("Lines of family `external` are as their sources report them.")
     return booktabs(header, cells, str(figures["verdict"]), data_label(figures["data"]), notes)
 

@@ -28,7 +28,7 @@ from ..candidates import (
 )
 from ..examine import tests_damage_later
 from ..schedule import DAMAGED, Stage
-from .leaderboard import SIGNIFICANT, outcome
+from .leaderboard import EXTERNAL, SIGNIFICANT, outcome
 from .results import (
     BEST_PRESENT,
     MAJORITY,
@@ -100,6 +100,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "failed": summary.failed,
         "not_run": dict(bench.not_run),
         "leaderboard": summary.leaderboard,
+        "external": _external_figures(summary),
         "controls": controls(summary),
         **_fusion_figures(summary, tied),
     }
@@ -137,6 +138,23 @@ def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
         done += "; damaged samples are tested last"
     stopped = f"stopped by {stage.stopped}, " if stage.stopped else ""
     return f"PROVISIONAL ({stopped}{done})."
+
+
+def _external_figures(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Return how others' predictions compare with the fusion that validation data chose."""
+    fusion = chosen_fusion(summary)
+    if fusion is None:
+        return {}
+    found = {}
+    for other in summary.of_kind(EXTERNAL):
+        comparison = summary.compare(other, fusion.results)
+        words = (
+            f"`{other.name}`, others' predictions, against the fusion chosen on validation data:"
+            f" {_points(summary.bench.metric, comparison)}, {_chance(comparison.p)}"
+        )
+        keys = ("difference", "low", "high", "p")
+        found[other.name] = {"words": words, **{key: getattr(comparison, key) for key in keys}}
+    return found
 
 
 def _data_figures(summary: Summary) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Others' predictions in a benchmark: compared sample by sample, refused where some lack."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fusionzoo.benchmark import api
+from fusionzoo.benchmark.bench import Bench, open_bench
+from fusionzoo.benchmark.report.external import with_predictions
+from fusionzoo.errors import FusionZooError
+from tests.helpers.setup_benchmark import small
+
+SMALLER: dict[str, Any] = {"fusions": "sum,gmu", "seeds": 1, "corruptions": "none"}
+
+
+def write(path: Path, ids: list[str], shares: np.ndarray, classes: tuple[str, ...]) -> Path:
+    columns = {f"p_{label}": shares[:, n] for n, label in enumerate(classes)}
+    pq.write_table(pa.table({"id": ids, **columns}), path)
+    return path
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def test_the_predictions_of_a_copy_of_a_fusion_tie_with_it(tmp_path: Path) -> None:
+    cfg = small(tmp_path / "a", **SMALLER)
+    plain = api.run(cfg).figures
+    bench, dataset = open_bench(cfg)
+    chosen = plain["chosen_on_validation"]
+    (cell,) = [x for x in (tmp_path / "a" / "cells").glob(f"{chosen}-f0-*.npz")]
+    with np.load(cell) as stored:
+        logits = stored["logits0"]
+    ids = [dataset.ids[row] for row in bench.folds[0].test.tolist()]
+    order = np.random.default_rng(0).permutation(len(ids))
+    others = [*(ids[row] for row in order), "another sample"]
+    shares = np.concatenate([softmax(logits)[order], np.full((1, len(bench.classes)), 0.5)])
+    path = write(tmp_path / "copy.parquet", others, shares, bench.classes)
+
+    report = api.run(small(tmp_path / "a", external=str(path), **SMALLER))
+    found = report.figures["external"]["copy"]
+    assert (found["difference"], found["low"], found["high"], found["p"]) == (0, 0, 0, 1)
+    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
+    assert lines["copy"]["accuracy"] == lines[chosen]["accuracy"]
+    assert lines["copy"]["gain_p"] == lines[chosen]["gain_p"]
+    assert report.verdict == plain["verdict"]
+    assert "<code>copy</code>, others" in report.page.read_text()
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["external"]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, list[str]]:
+    bench, dataset = open_bench(small(tmp_path_factory.mktemp("bench"), **SMALLER))
+    return bench, dataset.ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("lacking", r"no prediction of 2 of \d+ samples that fold 0 tests: '\d+', '\d+'"),
+        ("twice", "is there twice"),
+        ("sum", "are not from 0 to 1 with sum 1"),
+        ("column", "has no column 'p_"),
+        ("name", "'sum' is measured here: rename the file"),
+    ],
+)
+def test_predictions_that_cannot_be_compared_are_refused(
+    opened: tuple[Bench, list[str]], tmp_path: Path, change: str, message: str
+) -> None:
+    bench, ids = opened
+    tested = [ids[row] for row in bench.folds[0].test.tolist()]
+    shares, classes = np.full((len(tested), len(bench.classes)), 0.5), bench.classes
+    if change == "lacking":
+        tested, shares = tested[2:], shares[2:]
+    elif change == "twice":
+        tested = [tested[0], *tested[:-1]]
+    elif change == "sum":
+        shares[3] = 0.4
+    elif change == "column":
+        classes = (*classes[:-1], "other")
+    name = "sum" if change == "name" else "other"
+    path = write(tmp_path / f"{name}.parquet", tested, shares, classes)
+    cfg = small(tmp_path, external=str(path), **SMALLER)
+    with pytest.raises(FusionZooError, match=message):
+        with_predictions(replace(bench, cfg=cfg), ids, ["sum", "gmu"])
