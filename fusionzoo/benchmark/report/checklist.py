@@ -77,8 +77,8 @@ def _statistics(figures: Figures) -> Iterator[Line]:
     if gain is not None:
         evidence += "; the single modality is the best on test data, which favours it"
     yield Line("Is the fusion chosen without test data?", bool(chosen), evidence)
-    controls = figures.get("controls")
-    evidence = controls["words"] if controls else "not run: `--controls true`"
+    controls = figures.get("controls") or {}
+    evidence = controls.get("words", "not run: `--controls true`")
     met = bool(controls) and not controls.get("above_chance")
     yield Line("Does training on shuffled labels stay at chance?", met, evidence)
 
