@@ -18,10 +18,11 @@ from pathlib import Path
 from _authors.attention import ATTENTION
 from _authors.case import COLUMNS, compare
 from _authors.early import EARLY
+from _authors.hybrid import HYBRID
 from _authors.late import LATE
 
 ROOT = Path(__file__).parents[1]
-CASES = (*LATE, *EARLY, *ATTENTION)
+CASES = (*LATE, *EARLY, *ATTENTION, *HYBRID)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from .case import CLASSES, EPOCH, WIDTHS, Answer, Case
+from .case import CLASSES, DIM, EPOCH, WIDTHS, Answer, Case
 
 
 def tmc(_: ModuleType, module: Any, vectors: list[Tensor], target: Tensor) -> Answer:
@@ -34,6 +34,40 @@ def images() -> ModuleType:
     stand_in = ModuleType("models.image")
     stand_in.ImageEncoder = lambda _: nn.Identity()  # type: ignore[attr-defined]
     return stand_in
+
+
+class Classifier(nn.Module):
+    """Give logits and features where the authors' module has an encoder with a classifier."""
+
+    def __init__(self, _: object) -> None:
+        super().__init__()
+        self.clf = nn.Linear(DIM, CLASSES)
+
+    def forward(self, x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        return self.clf(x), x
+
+
+def classifiers() -> Any:
+    return SimpleNamespace(
+        BertEncoder=None, BertClf=Classifier, ImageEncoder=None, ImageClf=Classifier
+    )
+
+
+def pdf(code: ModuleType) -> nn.Module:
+    """Return PDF with layers as wide as these features instead of those of BERT and ResNet."""
+    of_features = {768: DIM, 2 * 768: 2 * DIM, 6144: DIM, 2 * 6144: 2 * DIM}
+    linear = nn.Linear
+
+    def narrow(*sizes: int) -> nn.Linear:
+        return linear(*(of_features.get(size, size) for size in sizes))
+
+    with mock.patch.object(nn, "Linear", narrow):
+        return code.MultimodalLateFusionClf_pdf(SimpleNamespace(df=True))
+
+
+def pdf_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
+    text, image = vectors
+    return {"logits": module(text, None, None, image, "pdf_test")[0]}
 
 
 QMF_SETTINGS = SimpleNamespace(
@@ -74,5 +108,24 @@ LATE = (
         {"heads.0": "clf_rgb.0", "heads.1": "clf_depth.0"},  # `clf_depth_rgb` gives no answer
         widths=(20, 20),
         prepare={"models.image": images},
+    ),
+    Case(
+        "pdf",
+        "Yinan-Xia/PDF",
+        "src/models/latefusion_pdf.py",
+        pdf,
+        pdf_answer,
+        {
+            "heads.0": "txtclf.clf",
+            "heads.1": "imgclf.clf",
+            **{
+                f"confidence.{m}.{2 * n}": f"ConfidNet_{name}.{n}"
+                for m, name in enumerate(("txt", "img"))
+                for n in (0, 1, 2)
+            },
+        },
+        widths=(DIM, DIM),
+        settings={"linear_confidence": True},
+        prepare={"src.models.bert": classifiers, "src.models.image": classifiers},
     ),
 )
