@@ -54,6 +54,7 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     prepare: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     identity: tuple[str, ...] = ()  # our layers that the authors' module has not
+    zero: tuple[str, ...] = ()  # and those at the end of such a branch
     letters: str = ""  # of the modalities, in the authors' names
     training: bool = False  # whether both are compared as in training
 
@@ -81,12 +82,17 @@ def own_modules(roots: list[Path], stand_ins: Mapping[str, Any]) -> Iterator[Non
         yield
     finally:
         del sys.path[: len(roots)]
-        for name in sys.modules.keys() - before.keys():
-            found = vars(sys.modules[name])
-            places = str(found.get("__file__")), *map(str, found.get("__path__") or ())
+        new = {name: places_of(name) for name in sys.modules.keys() - before.keys()}
+        for name, places in new.items():
             if name in stand_ins or any(place.startswith(str(roots[0])) for place in places):
                 del sys.modules[name]
         sys.modules.update({name: before[name] for name in stand_ins if name in before})
+
+
+def places_of(name: str) -> list[str]:
+    """Return the file and the folders of an imported module."""
+    found = vars(sys.modules[name])
+    return [str(found.get("__file__")), *map(str, found.get("__path__") or ())]
 
 
 def imported(path: Path) -> ModuleType:
@@ -144,10 +150,11 @@ def copy_parts(case: Case, ours: Fusion, theirs: nn.Module) -> list[Row]:
         if copied.keys() != own.keys():
             raise SystemExit(f"{case.fusion}: {name} has {[*own]}, not {[*copied]}")
         ours.load_state_dict(copied, strict=False)
-    for name in case.identity:
+    for name in (*case.identity, *case.zero):
         layer = ours.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        nn.init.eye_(layer.weight)
+        start_weight = nn.init.zeros_ if name in case.zero else nn.init.eye_
+        start_weight(layer.weight)
         nn.init.zeros_(layer.bias)
     rows: list[Row] = []
     seen = [0, 0]

@@ -9,7 +9,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from .case import CLASSES, DIM, WIDTHS, Answer, Case, Copied, Given
+from fusionzoo.fusion import Fusion, create_fusion
+
+from .case import CLASSES, DIM, WIDTHS, Answer, Case, Copied, Given, features_of, same_names
 
 PAIR = (DIM, DIM)
 
@@ -75,7 +77,99 @@ def multimodn_answer(_: ModuleType, module: Any, vectors: list[Tensor], target: 
     return {"logits": module.decoders[0](state)}
 
 
+def misa(code: ModuleType) -> nn.Module:
+    """Return MISA from where the last states of its LSTMs enter."""
+    names = ("embedding_size", "visual_size", "acoustic_size")
+    sizes = {name: width // 4 for name, width in zip(names, QUARTERS, strict=True)}
+    settings = SimpleNamespace(
+        **sizes,
+        **{"num_classes": DIM, "hidden_size": DIM, "dropout": 0.0, "activation": nn.ReLU},
+        **{"rnncell": "lstm", "use_bert": False, "use_cmd_sim": True, "word2id": {"": 0}},
+    )
+    module = code.MISA(settings)
+    module.embed = nn.Identity()
+    return module
+
+
+def misa_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
+    """Answer without the parts that differ: activation and norm of the maps, and transformer."""
+
+    def states(x: Tensor, *_: object) -> tuple[Tensor, ...]:
+        return x.unflatten(1, (2, -1)).transpose(0, 1).chunk(2, dim=-1)
+
+    module.extract_features = states
+    for letter in "tva":
+        setattr(module, f"project_{letter}", getattr(module, f"project_{letter}")[0])
+    module.transformer_encoder = nn.Identity()
+    text, picture, sound = vectors
+    answer = module(text, picture, sound, torch.ones(len(text)), None, None, None)
+    return {"embedding without norms and transformer": answer}
+
+
+def i2moe(code: ModuleType) -> nn.Module:
+    """Return I2MoE with experts that concatenate."""
+    dims = {str(m): width for m, width in enumerate(PAIR)}
+    expert = Listed(create_fusion("concat", dims, DIM, CLASSES))
+    return code.InteractionMoE(len(PAIR), expert, False, DIM, 24)
+
+
+class Listed(nn.Module):
+    """Call a fusion of ours with a list of vectors."""
+
+    def __init__(self, fusion: Fusion) -> None:
+        super().__init__()
+        self.fusion = fusion
+
+    def forward(self, vectors: list[Tensor]) -> Tensor:
+        return self.fusion(features_of(vectors)).logits
+
+
+def with_bits(layer: nn.Linear) -> Given:
+    """Write a layer as one that also reads the presence bits, by weights of 0."""
+    zeros = layer.weight.new_zeros(len(layer.weight), len(PAIR))
+    return {"weight": torch.cat([layer.weight, zeros], dim=1), "bias": layer.bias}
+
+
+def i2moe_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
+    return {"logits": module.inference(vectors)[2]}
+
+
+QUARTERS = (20, 24, 12)  # four states of each LSTM
 HYBRID = (
+    Case(
+        "misa",
+        "declare-lab/MISA",
+        "src/models.py",
+        misa,
+        misa_answer,
+        {
+            "project.{m}": Copied(("project_{letter}",), lambda x: same_names(x[0])),
+            "private.{m}": Copied(("private_{letter}",), lambda x: same_names(x[0])),
+            "shared": "shared.shared_1",
+            "decode.{m}": "recon_{letter}.recon_{letter}_1",
+            "join.0": "fusion.fusion_layer_1",
+            "join.3": "fusion.fusion_layer_3",
+        },
+        widths=QUARTERS,
+        prepare={"transformers": mock.MagicMock, "utils": mock.MagicMock},
+        zero=("block.attention.out", "block.mlp.3"),
+        letters="tva",
+    ),
+    Case(
+        "i2moe",
+        "Raina-Xin/I2MoE",
+        "src/imoe/InteractionMoE.py",
+        i2moe,
+        i2moe_answer,
+        {
+            **{f"experts.{e}": f"interaction_experts.{e}.fusion_model.fusion" for e in range(4)},
+            "router.0": Copied(("reweight.mlp.network.0",), with_bits),
+            "router.3": "reweight.mlp.network.3",
+        },
+        widths=PAIR,
+        settings={"router_width": 24},
+        identity=("project.0", "project.1"),
+    ),
     Case(
         "medfuse",
         "nyuad-cai/MedFuse",
