@@ -57,7 +57,7 @@ def mult(_: ModuleType, module: Any, tokens: list[Tensor], __: Tensor) -> Answer
     own = module(*tokens)[0]
     for encoder in encoders:
         encoder.embed_positions = Positions(encoder.embed_dim)
-    return {"embedding with other positions": own, "embedding": module(*tokens)[0]}
+    return {"embedding": own, "embedding with equal positions": module(*tokens)[0]}
 
 
 def join(layer: nn.Linear) -> Given:
