@@ -1,12 +1,13 @@
 """Hold fusions against their authors' modules, weight for weight: `python perf/authors.py CLONES`.
 
-CLONES holds clones of the repositories below, of which nothing is copied here. Of each fusion both
-modules are built, the authors' weights are copied, and 32 random samples run through both, without
-dropout. Encoders inside the authors' module are stood in for by layers that give the features
-themselves. Writes results/authors.csv: parameters of each part, the root mean square of its
-matrices before the copy (initial spread), and the greatest difference of the logits or of the
-embedding (as log(1 + evidence) where the authors give evidence) and the mean loss. Seconds on one
-core.
+CLONES holds clones of the repositories that perf/_authors/ names, of which nothing is copied here.
+Of each fusion both modules are built, the authors' weights are copied, and 32 random samples run
+through both, without dropout (`embracenet` as in training, where both draw). Encoders inside the
+authors' module are stood in for by layers that give the features themselves; layers of ours that it
+has not are the identity. Writes results/authors.csv: parameters of each part, the root mean square
+of its matrices before the copy (initial spread), and the greatest difference of the logits, or of
+the embedding if no classifier follows (as log(1 + evidence) where the authors give evidence), and
+of the mean loss. Seconds on one core.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def slices(chunks: int, rank: int) -> Any:
 
 def mcb(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
     """Answer by the transforms of today's torch, which has those of the authors no more."""
-    parts = {
+    parts: dict[str, Any] = {
         "rfft": lambda x, _: torch.view_as_real(torch.fft.rfft(x)),
         "irfft": lambda x, _, signal_sizes: torch.fft.irfft(
             torch.view_as_complex(x), n=signal_sizes[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -61,16 +62,14 @@ def drfuse_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor)
 
 
 def multimodn(code: ModuleType) -> nn.Module:
-    from multimodn.decoders import ClassDecoder
-    from multimodn.encoders import MLPEncoder
-
-    encoders = [MLPEncoder(DIM, width, (8,)) for width in WIDTHS]
-    decoders = [ClassDecoder(DIM, CLASSES, nn.Identity())]
+    part = {name: import_module(f"multimodn.{name}") for name in ("encoders", "decoders")}
+    encoders = [part["encoders"].MLPEncoder(DIM, width, (8,)) for width in WIDTHS]
+    decoders = [part["decoders"].ClassDecoder(DIM, CLASSES, nn.Identity())]
     return code.MultiModN(DIM, encoders, decoders, 1.0, 0.0, device=torch.device("cpu"))
 
 
 def multimodn_answer(_: ModuleType, module: Any, vectors: list[Tensor], target: Tensor) -> Answer:
-    """Answer after the last modality; the loss is the sum over an epoch of one batch."""
+    """Answer after the last modality; the loss is part of the training loop."""
     state = module.init_state(len(target))
     for encoder, x in zip(module.encoders, vectors, strict=True):
         state = encoder(state, x)
@@ -134,6 +133,25 @@ def i2moe_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) 
     return {"logits": module.inference(vectors)[2]}
 
 
+class Gaussian(nn.Linear):
+    """Give the mean and the log variance of a Gaussian by one layer."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return super().forward(x).chunk(2, dim=-1)
+
+
+def mvae_poe(code: ModuleType) -> nn.Module:
+    """Return MVAE with linear encoders, and without decoders, which its answer does not read."""
+    module = code.MVAE(DIM)
+    module.image_encoder, module.text_encoder = (Gaussian(width, 2 * DIM) for width in PAIR)
+    module.image_decoder = module.text_decoder = nn.Identity()
+    return module
+
+
+def mvae_poe_answer(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
+    return {"embedding": module.infer(*vectors)[0]}
+
+
 QUARTERS = (20, 24, 12)  # four states of each LSTM
 HYBRID = (
     Case(
@@ -169,6 +187,15 @@ HYBRID = (
         widths=PAIR,
         settings={"router_width": 24},
         identity=("project.0", "project.1"),
+    ),
+    Case(
+        "mvae_poe",
+        "mhw32/multimodal-vae-public",
+        "mnist/model.py",
+        mvae_poe,
+        mvae_poe_answer,
+        {"experts.0": "image_encoder", "experts.1": "text_encoder"},
+        widths=PAIR,
     ),
     Case(
         "medfuse",

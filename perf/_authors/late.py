@@ -55,11 +55,11 @@ def classifiers() -> Any:
 
 def pdf(code: ModuleType) -> nn.Module:
     """Return PDF with layers as wide as these features instead of those of BERT and ResNet."""
-    of_features = {768: DIM, 2 * 768: 2 * DIM, 6144: DIM, 2 * 6144: 2 * DIM}
+    of_features = {DIM: DIM, 768: DIM, 2 * 768: 2 * DIM, 6144: DIM, 2 * 6144: 2 * DIM}
     linear = nn.Linear
 
-    def narrow(*sizes: int) -> nn.Linear:
-        return linear(*(of_features.get(size, size) for size in sizes))
+    def narrow(width_in: int, width_out: int) -> nn.Linear:
+        return linear(of_features[width_in], of_features.get(width_out, width_out))
 
     with mock.patch.object(nn, "Linear", narrow):
         return code.MultimodalLateFusionClf_pdf(SimpleNamespace(df=True))
