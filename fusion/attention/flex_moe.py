@@ -25,7 +25,10 @@ class FlexMoE(TokenFusion):
     in `fuse_moe`, over the tokens of complete samples, + CE(scores, index of the combination) over
     the tokens of incomplete ones; index 0 is the complete combination). Differs from the paper: no
     warm-up that sorts samples by completeness. Differs from its code, which adds the attention
-    output to itself instead of to x.
+    output to itself instead of to x, has experts 2 D wide (here 4 D), adds learned positions,
+    learns the noise from x, balances the incomplete tokens too, and ends in an MLP of the
+    concatenated means, without the last LN; it may have more layers, every second one without
+    experts.
 
     Missing: replaced by learned tokens of its combination, which count in the mean.
     Pitfall: the tokens of a combination that never occurs in training stay untrained: train with

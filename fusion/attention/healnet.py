@@ -24,7 +24,8 @@ class HEALNet(Fusion):
     `self_attention` also z += SA(z), z += FF(z), with one SA per layer. CA reads tokens of the
     modality's own width, without biases, by a softmax at temperature 1/2 and a leaky ReLU behind
     the output; FF gates by SELU. embedding = LN(mean of z). The encoders' tokens contain positions;
-    none are added.
+    none are added. Differs from the authors' code: dropout is on what an attention gives, not on
+    its weights.
 
     Missing: its steps are skipped, for each sample (in the public code only those of CA, unless it
     is verbose).

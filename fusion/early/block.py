@@ -22,6 +22,8 @@ class Block(Fusion):
     y_m = A_m x_m has `width` dimensions and is split into `chunks` pieces of ceil(width / chunks),
     the last one possibly shorter. z_q = norm(sum_r prod_m (y_mq M_mq^r)), where norm is the signed
     square root followed by L2 normalisation of the chunk. embedding = W [z_1; ...; z_Q] + c.
+    Differs from the authors' code: the M_mq^r start sqrt(3) times as large and their biases at 0,
+    and there is no dropout (theirs: 0.1 on y_m for VQA). A classifier follows.
 
     Missing: replaced by its training mean, in every slice of every chunk.
     Pitfall: `normalise` acts per chunk; normalising the whole vector would let one chunk dominate.

@@ -23,7 +23,10 @@ class LMF(Fusion):
     embedding = sum_r w_r prod_m ([1; x_m] F_m[r]) + b. This equals a linear layer on the outer
     product of all [1; x_m] with weight sum_r w_r F_1[r] x ... x F_M[r]. The factors are initialised
     with standard deviation (D_m + 1)^-1/2 and w with R^-1/2, so that the output has unit scale for
-    any width and rank.
+    any width and rank. Differs from the authors' code: it draws all of them from Xavier's normal
+    distribution (factors 0.070 wide instead of 0.220 at D = 20, 30, 12, dim 16 and R = 4), its
+    output is the answer, without a classifier behind it, and its networks before the product (batch
+    norm and three layers, an LSTM for text) are left to the encoders.
 
     Missing: x_m is replaced by its training mean.
     Pitfall: the original training script left w and b out of the optimiser.

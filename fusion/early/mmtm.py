@@ -20,7 +20,9 @@ class MMTM(Fusion):
     S_m = mean of the unmasked tokens X_m; Z = ReLU(W [S_1; ...; S_M] + b); gate_m = g sigmoid(W_m Z
     + b_m); embedding = mean over present m of V_m (gate_m * S_m). A gate is the same for all
     tokens, so gating the tokens before averaging them would give the same result. With one modality
-    this is squeeze-and-excitation.
+    this is squeeze-and-excitation. Differs from the authors' code, which stands between the
+    convolutions of two networks and hands the gated maps on: there are no V_m and no mean over
+    modalities in it.
 
     Missing: S_m = 0, and left out of the mean.
     Pitfall: padding must not count in S_m; the authors' public code has no mask.

@@ -18,7 +18,10 @@ class TFN(Fusion):
     """Apply an MLP to the outer product of all [1; x_m].
 
     z = [1; x_1] x ... x [1; x_M], flattened; embedding = MLP(z) with two hidden layers. The leading
-    ones make z include all products of fewer modalities.
+    ones make z include all products of fewer modalities. Differs from the authors' code: its MLP
+    ends in a number that a sigmoid keeps between -3 and 3, here a classifier follows; x_m is first
+    narrowed; its networks before the product (batch norm and three layers, an LSTM for text) are
+    left to the encoders.
 
     Missing: x_m is replaced by its training mean.
     Pitfall: the product grows as D^M: beyond three modalities choose a small `proj_dim`, or `lmf`.

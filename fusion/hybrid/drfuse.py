@@ -28,7 +28,8 @@ class DrFuse(Fusion):
     and of s by heads of their own + sum_m |cos(s_m, u_m)| + the Jensen-Shannon divergence of the
     shared parts + a ranking that draws each class's attention to the tokens with the smaller loss
     on it. Differs from the authors' code, for two modalities of which one is always present: here
-    any are missing, only present ones enter a term, and the ranking is a mean over pairs.
+    any are missing, only present ones enter a term, and the ranking is a mean over pairs; V_m and
+    V'_m are the ends of encoders of their own in it, and its G has no dropout.
 
     Missing: left out of the pool, the mean query and the loss; its attention is 0. In training,
     a share `aug_missing` of the rows loses some modalities. Each row has a loss of its own; the

@@ -27,7 +27,8 @@ class DynMM(LateFusion):
     chosen z_k with the gradient of the sum (straight-through); these two add `cost` max(0, mean
     sum_k y_k q_k - `budget`), q_k a branch's relative cost. `model.weights` returns the branch.
     Differs from the authors' code: a soft warm-up, costs and branches of any number, and the
-    branches share the encoders, which stay fixed with them while the gate learns.
+    branches share the encoders, which stay fixed with them while the gate learns; its gate reads
+    the raw inputs, on sequences by a transformer.
 
     Missing: branches that need it are not chosen; without any, the mean of present heads answers.
     With the default branches, one modality alone answers a sample that lacks one of three: no

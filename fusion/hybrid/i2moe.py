@@ -28,8 +28,8 @@ class I2MoE(Fusion):
     output, squared differences instead of cosines, with a margin of 1. The base's loss, if it has
     one, is added for each expert by 1 / (M + 2). `extra["expert_weights"]` (B, M + 2) says per
     sample which kind of interaction the answer came from (`model.weights(samples)`). Differs from
-    the authors' code: the experts start from different weights, and the noise has each feature's
-    running mean and std instead of 0 and 1.
+    the authors' code: R reads p, the experts start from different weights, and the noise has each
+    feature's running mean and std instead of 0 and 1.
 
     Missing: the experts' own rule; R reads 0 and a presence bit. Only present modalities are
     replaced by noise, and pairs that lack one are left out of the loss.

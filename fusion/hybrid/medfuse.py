@@ -18,8 +18,8 @@ class MedFuse(Fusion):
 
     The sequence is a_m = V_m x_m of each present m; embedding = the last hidden state of one LSTM
     layer of width `dim`. Differs from the authors' code, for two modalities of which the first is
-    always present: here any are missing. Their pre-training of each encoder alone is left to
-    `--encoders.<name>.weights`.
+    always present and has no V_m: here any are missing. Their pre-training of each encoder alone is
+    left to `--encoders.<name>.weights`.
 
     Missing: left out of the sequence, which gets shorter.
     Pitfall: complete training samples never show a shorter sequence: train with

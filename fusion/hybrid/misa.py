@@ -23,8 +23,10 @@ class MISA(Fusion):
     Loss: cross-entropy + similarity CMD_5 of the shared vectors, over pairs + difference
     orthogonality of private to shared vectors and among private ones + reconstruction
     |D_m(P_m + S_m) - a_m|^2. Terms over pairs use the rows of this process's batch that have both
-    modalities (0 below two rows). Differs from the authors' code, whose a_m are layer-normed: the
-    reconstruction's target a_m is detached, because shrinking it would lower the loss.
+    modalities (0 below two rows). Differs from the authors' code, whose a_m pass a ReLU
+    and a layer norm: the reconstruction's target a_m is detached, because shrinking it would lower
+    the loss. Its block is post-norm, with a ReLU MLP 2048 wide (here pre-norm, GELU, 4 dim); the
+    last layer of its MLP gives the logits, here a classifier follows; dropout in it is 0.5.
 
     Missing: its vectors are masked as keys, 0 in the concatenation, and left out of the loss.
     Pitfall: CMD matches the moments of batches, which are noise below a few dozen rows. Where

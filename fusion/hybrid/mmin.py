@@ -42,9 +42,11 @@ class MMIN(Fusion):
     trains encoders, V_m, MLP and head. Phase "imagine" freezes encoders and V_m; in every step a
     random proper subset of each sample's modalities is hidden, and loss = cross-entropy + strength
     (|imagined - a|^2 over hidden modalities + |reverse(imagined) - a|^2 over the others), where
-    reverse is a second cascade of autoencoders and a has no gradient. Differs from the paper: one
-    network for all combinations; the classifier reads features, not the autoencoders' hidden
-    layers; modalities that a sample truly lacks are imagined but never targets.
+    reverse is a second cascade of autoencoders and a has no gradient. Differs from the paper and
+    its code: the classifier reads features, not the autoencoders' hidden layers, and complete
+    samples bypass these; an autoencoder has one hidden layer and starts as the identity (theirs:
+    128, 64, 32 and back, and an MLP behind all); only hidden modalities are targets of `imagined`,
+    and those that a sample truly lacks never are.
 
     Missing: predicted from the others. Complete samples bypass the autoencoders.
     Pitfall: targets must have no gradient, or the teacher's features collapse.

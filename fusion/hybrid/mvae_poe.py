@@ -22,7 +22,8 @@ class MVAEPoE(Fusion):
     training a sample from N(mu, 1/t). Loss: cross-entropy of the sample + beta KL to the prior,
     summed over all present modalities together, each one alone and `random_subsets` further
     subsets; with `decoders`, + the mean squared error of decoding each x_m of the subset from its
-    sample.
+    sample. Differs from the authors' code, which decodes images and words and has no classifier,
+    clips no log var_m and adds 2e-8 to each variance.
 
     Missing: precision 0; if all modalities are missing, the prior, with mean 0.
     Pitfall: an overconfident modality dominates: check the weights. Where the answer is only in the

@@ -20,7 +20,9 @@ class ShaSpec(Fusion):
     s_m = S(a_m), q_m = P_m(a_m), f_m = s_m + W [s_m; q_m]; an absent m has f_m = mean of the
     present s_n; embedding = MLP [f_1; ...; f_M]. Loss: cross-entropy + alignment mean over pairs of
     |s_m - s_n| + domain cross-entropy of classifying the modality from q_m. Differs from the
-    authors' code, which imputes the first present s_n; the mean is the paper's text.
+    authors' code, which imputes the first present s_n; the mean is the paper's text. Its networks
+    are U-Nets of volumes: S and P_m are whole encoders, W is a convolution without bias of their
+    deepest maps, and a decoder that also reads the maps of S takes the place of the MLP.
 
     Missing: f_m is the mean of the present modalities' shared features.
     Pitfall: complementary modalities share little, which makes the mean uninformative. The MLP

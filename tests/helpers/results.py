@@ -90,7 +90,7 @@ TABLES = (
     Table(
         "authors.csv",
         "python perf/authors.py runs/authors",  # clones of the repositories that it names
-        ("perf/authors.py", "fusion"),
+        ("perf/authors.py", "perf/_authors", "fusion"),
     ),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),

@@ -1,0 +1,1 @@
+"""The fusions that perf/authors.py compares, and how."""
