@@ -119,7 +119,7 @@ def kinetics_sounds(top: Path) -> LayoutTable:
 def label_csv(top: Path) -> LayoutTable:
     """CH-SIMS and CMU-MOSEI as MMSA has them: `label.csv` and `Raw/<video>/<clip>.mp4`.
 
-    Audio and frames that MMSA's `DataPre.py` extracted are in `Processed/`.
+    Audio and frames that MMSA's script extracted are in `Processed/`.
     """
     path = first_of(top, ("label.csv",))
     named = ("video_id", "clip_id", "text", "label", "annotation", "mode")

@@ -123,7 +123,9 @@ class Paper(_Strict):
     title: str
     paper: Publication
     code: AuthorsCode
-    files: list[PaperFile]  # the first is opened, unless `run.data.root` names another or a folder
+    files: list[
+        PaperFile
+    ]  # the first is opened, unless `root` of the run names another or a folder
     metric: str  # as metrics.json calls it, of the test split
     epoch: str  # which rule chose it
     published: PaperFigures | None = None  # None: not known to us

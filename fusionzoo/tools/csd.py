@@ -140,7 +140,7 @@ class Aligned(Sequence[np.ndarray]):
 
 
 def convert_csd(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -> Converted:
-    """Convert a folder of .csd files to `out/manifest.parquet` and a .npy file of each.
+    """Convert a folder of .csd files to a manifest in `out`, Parquet, and a .npy file of each.
 
     The file whose name has `label` in it gives the segments, and its columns the targets. Features
     that are not finite are an error or, with `nonfinite="zero"`, become zeros.

@@ -211,7 +211,7 @@ class Converted:
 
 
 def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -> Converted:
-    """Convert the pickle `source` to `out/manifest.parquet` and a .npy file of each feature.
+    """Convert the pickle `source` to a manifest in `out`, Parquet, and a .npy file of each feature.
 
     Features that are not finite are an error or, with `nonfinite="zero"`, become zeros.
     """
@@ -267,7 +267,7 @@ def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:
 
 
 def write_manifest(columns: Mapping[str, Any], kinds: Mapping[str, str], folder: Path) -> None:
-    """Write the columns as `manifest.parquet`, with the kinds of its modalities."""
+    """Write the columns as a manifest, Parquet, with the kinds of its modalities."""
     table = pa.table(dict(columns))
     table = table.replace_schema_metadata(with_kinds(table.schema, kinds).metadata)
     pq.write_table(table, folder / "manifest.parquet", write_page_checksum=True)
