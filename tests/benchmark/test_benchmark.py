@@ -79,7 +79,9 @@ def test_the_report_is_complete(report: Path) -> None:
     for candidate in ("sum", "gmu", "mbt"):
         selected = [row for row in rows if row["candidate"] == candidate]
         assert {row["seed"] for row in selected} == {0, 1, 2}
-        assert {row["subset"] for row in selected} == {"none", "a", "b", "a+b"}
+        broken = {f"a+b, {name} of another sample" for name in "ab"}
+        assert {row["subset"] for row in selected} == {"none", "a", "b", "a+b", *broken}
+        assert {x["subset"] for x in selected if x["corruption"] == "pairing"} == broken
         damage = {"undamaged", "jitter", "dropout"}
         assert {row["corruption"] for row in selected} == {"", "pairing", *damage}
         assert {row["severity"] for row in selected} == {0, 1, 3, 5}
