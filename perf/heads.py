@@ -3,8 +3,9 @@
 Reads the leaderboards of finished benchmarks (by default those in results/benchmark) and writes
 results/heads.csv: each fusion untuned and tuned, beside the best single modality, the mean of the
 separately trained single modalities (of log-probabilities: the row `product of singles that are
-present`) and the linear model on everything. A fusion can represent its
-parts, so it should not stay far below them; the bars, in points:
+present`) and the linear model on everything. Of a fusion with several reports on the same data the
+last counts. A fusion can represent its parts, so it should not stay far below them; the bars, in
+points:
 
 - `late_mean`: at most 1 below the mean of the separately trained heads;
 - `concat`, `sum`, `gmu` and late fusions: at most 1 below the best single modality;
@@ -29,7 +30,7 @@ from fusionzoo.benchmark.report.summary import EARLIER_NAMES
 from fusionzoo.fusion import FUSIONS
 
 ROOT = Path(__file__).parents[1]
-REPORTS = ("digits", "interactions", "mfeat", "stamps")  # of all fusions, in results/benchmark
+REPORTS = ("digits", "interactions", "mfeat", "stamps", "stamps_attention")  # in results/benchmark
 SINGLE, PARTS, LINE = "best single modality", "mean of the parts", "linear model"
 COLUMNS = ("data", "fusion", "family", "untuned", "tuned", SINGLE, PARTS, LINE, "missed")
 
@@ -41,7 +42,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "heads.csv")
     flags = parser.parse_args()
     folders = flags.reports or [ROOT / "results" / "benchmark" / name for name in REPORTS]
-    lines = [line for folder in folders for line in table(folder)]
+    found = {(line["data"], line["fusion"]): line for folder in folders for line in table(folder)}
+    lines = sorted(found.values(), key=lambda x: (x["data"], -float(x["tuned"]), x["fusion"]))
     with flags.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -68,7 +70,11 @@ def table(folder: Path) -> list[dict[str, Any]]:
         if line["kind"] != "fusion" or line["candidate"] not in FUSIONS:
             continue
         missed = ", ".join(misses(line["candidate"], line["family"], line["score"], parts))
-        row = {"data": folder.name, "fusion": line["candidate"], "family": line["family"]}
+        row = {
+            "data": figures["data"]["name"],
+            "fusion": line["candidate"],
+            "family": line["family"],
+        }
         row |= {"untuned": shown(line.get("untuned")), "tuned": shown(line[metric])}
         row |= {name: shown(score) for name, score in parts.items()}
         rows.append({**row, "missed": missed})
