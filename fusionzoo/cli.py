@@ -46,7 +46,17 @@ EVALUATE = Usage(
     purpose="Measure a model: metrics of the fusion and of each modality's own head.",
     words=("model", "data"),
     examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
-    common=("model", "data", "target", "split", "every_subset", "subgroups", "out", "device"),
+    common=(
+        "model",
+        "data",
+        "target",
+        "split",
+        "every_subset",
+        "subgroups",
+        "out",
+        "batch_size",
+        "device",
+    ),
     more="Without DATA, of the data it was trained on. Samples that training read are counted.",
 )
 PREDICT = Usage(
