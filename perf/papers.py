@@ -22,7 +22,7 @@ def main() -> None:
     """Redo all papers whose files are there, and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("runs/papers-data"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, help="default: those of the authors' code, or 5")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
     parsed = parser.parse_args()
     rows = []

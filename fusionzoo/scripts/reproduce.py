@@ -26,6 +26,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
 from fusionzoo.files import write_json
 from fusionzoo.scripts.train import train
 
+SEEDS = 5  # trainings, where nobody ran the authors' code
 STANDARD_ERRORS = 2  # a difference within so many counts as none
 PROTOCOL, RESULTS = "protocol.json", "results.json"  # files in the folder of all seeds
 USAGE = Usage(
@@ -44,8 +45,10 @@ class ReproduceConfig:
 
     name: str = option("", "a paper, or a YAML file like those in configs/papers/; empty = list")
     data: str = option(".", "folder that holds the paper's data files")
-    seeds: Count = option(
-        5, "trainings, from seeds 0, 1, ..., each with its random split if the paper has them"
+    seeds: Count | None = option(
+        None,
+        "trainings, from seeds 0, 1, ..., each with its random split if the paper has them; none ="
+        " as many as of the authors' code, or 5",
     )
     out: str = option("", "folder of the runs and results.json; empty = runs/<name>")
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
@@ -287,13 +290,14 @@ def reproduce(
     name: str | os.PathLike[str],
     data: str | os.PathLike[str] = ".",
     *,
-    seeds: int = 5,
+    seeds: int | None = None,
     out: str | os.PathLike[str] = "",
     device: str = "auto",
 ) -> Reproduction:
     """Train as a paper did: `reproduce("tmc-handwritten", "~/Downloads", seeds=5).verdict`.
 
-    `data` is the folder with the paper's files, whose sha256 is checked. Each seed is a run folder
+    `data` is the folder with the paper's files, whose sha256 is checked; `seeds` is the number of
+    trainings, by default as many as there are of the authors' code, or 5. Each seed is a run folder
     `<out>/seed-<n>`; the same call goes on where one stopped, and trains no finished seed again.
     Writes `<out>/results.json`. `fusionzoo reproduce` lists the papers; figures are per cent.
     """
@@ -309,7 +313,8 @@ def run_paper(cfg: ReproduceConfig) -> Reproduction:
     out = Path(cfg.out or f"runs/{name}")
     _claim(out, paper)
     values: list[float] = []
-    for seed in range(cfg.seeds):
+    theirs = paper.authors.values if paper.authors else range(SEEDS)
+    for seed in range(cfg.seeds or len(theirs)):
         settings = replace(run_settings(paper, folder, seed), device=cfg.device)
         metrics, exit_code = _train_seed(settings, out / f"seed-{seed}")
         if exit_code:
