@@ -1,8 +1,8 @@
 """Redo the papers whose data files are in a folder: `python perf/papers.py --data FOLDER`.
 
 Writes results/papers.csv, a row for each paper, in per cent; runs that are finished in runs/papers
-are read. `python perf/papers.py ecml-cub --data FOLDER` redoes one; rows of others stay. On one core
-a seed takes half a minute (`ecml-cub`) to minutes (`tmc-handwritten`).
+are read. `python perf/papers.py ecml-cub --data FOLDER` redoes one; rows of others stay. On one
+core a seed takes half a minute (`ecml-cub`) to minutes (`tmc-handwritten`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def row_of(done: Reproduction) -> dict[str, Any]:
         "name": done.name,
         "metric": paper.metric,
         **columns("published", paper.published),
-        **columns("authors", paper.authors and paper.authors.figures),
+        **columns("authors", None if paper.authors is None else paper.authors.figures),
         **columns("ours", done.ours),
         "low": f"{low:.2f}",
         "high": f"{high:.2f}",
