@@ -20,7 +20,7 @@ from .amputation import Mechanism
 from .failures import MAX_ERRORS, OnError, check_policy
 from .paired import PairedDataset
 from .tables.paths import labels_of_join
-from .tables.splits import SHARES
+from .tables.splits import SHARES, makers_of_splits
 from .tables.table import word_list
 
 POLICY = ("on_error", "max_errors")  # rules by which a data set is read
@@ -125,12 +125,10 @@ class DatasetEntry(Entry[PairedDataset]):
             )
         if "shares" in settings:  # of splits by hash, too
             common["shares"] = settings["shares"]
-        makes_splits = [
-            x for x in ("random_splits", "split_file") if common.get(x) not in (None, "")
-        ]
-        if makes_splits and settings.get("time_column"):
+        makers = makers_of_splits(common)
+        if makers and settings.get("time_column"):
             raise FusionZooError(
-                f"--data.time_column and --data.{makes_splits[0]} both make splits: leave one out"
+                f"--data.time_column and --data.{makers[0]} both make splits: leave one out"
             )
         shared = SharedSettings(**common)
         whole = settings_class(self.cls)

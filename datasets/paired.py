@@ -39,8 +39,8 @@ from .tables.arrow import (
 from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
 from .tables.provenance import Amputation, Provenance
 from .tables.splits import (
-    SPLITS,
     class_columns,
+    describe_shares,
     hold_out,
     random_splits,
     renamed_splits,
@@ -400,12 +400,7 @@ class PairedDataset(Dataset[Sample | None]):
         `shares` are those of train, val and test; whole groups are drawn, of whatever classes.
         """
         drawn = random_splits(self.table[self._split_key], shares, seed)
-        parts = [
-            f"{100 * share / sum(shares):.3g} % {name}"
-            for name, share in zip(SPLITS, shares, strict=True)
-            if share
-        ]
-        rule = f"drawn at random with seed {seed}: {', '.join(parts)}"
+        rule = f"drawn at random with seed {seed}: {describe_shares(shares)}"
         return self._with_splits(drawn, rule)
 
     def with_splits(self, split_of: Mapping[str, str], source: str) -> Self:

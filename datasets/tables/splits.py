@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -100,6 +100,24 @@ def check_shares(shares: Sequence[float]) -> None:
             f"shares ({words}): three numbers, those of train, val and test, at least 0, and of"
             " train above 0: '[0.8,0,0.2]'"
         )
+
+
+def makers_of_splits(settings: Mapping[str, Any]) -> list[str]:
+    """Return the shared settings among these that make splits instead of the data's own."""
+    return [x for x in ("random_splits", "split_file") if settings.get(x) not in (None, "")]
+
+
+def describe_shares(shares: Sequence[float]) -> str:
+    """Return shares in words, those of 0 left out.
+
+    >>> describe_shares((4, 0, 1))
+    '80 % train, 20 % test'
+    """
+    return ", ".join(
+        f"{100 * share / sum(shares):.3g} % {name}"
+        for name, share in zip(SPLITS, shares, strict=True)
+        if share
+    )
 
 
 def make_splits(

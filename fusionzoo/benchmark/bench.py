@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +15,13 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.complete import Completed
-from fusionzoo.datasets.tables.splits import SPLITS
-from fusionzoo.errors import FusionZooError
+from fusionzoo.datasets.sources.table_files import read_split_file
+from fusionzoo.datasets.tables.splits import SHARES, SPLITS, describe_shares
+from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
-from fusionzoo.inputs.command import check_splits
-from fusionzoo.inputs.data import open_dataset, with_validation
+from fusionzoo.inputs.command import check_splits, is_split_file, split_words
+from fusionzoo.inputs.data import VAL_SHARE, open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
@@ -27,9 +29,9 @@ from fusionzoo.training.build import encoders_at_hand
 from fusionzoo.training.multitask import Tasks, build_tasks, create_tasks, targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 
-from .splits import HELD_OUT, describe_splits, read_splits
-
 FOLDS = 5
+SPREAD = "mean ± standard deviation over them"
+HELD_OUT = "a tenth of train held out for validation"
 VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
 SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
 Condition = tuple[str, str, int]  # modality, corruption, severity
@@ -318,6 +320,66 @@ def _split_data(
         protocol = "the data's own split" + f", {HELD_OUT}" * (validated is not dataset)
         dataset = validated
     return cfg, dataset, make_folds(dataset, count, cfg.seed, labels), protocol
+
+
+def read_splits(cfg: BenchmarkConfig, dataset: PairedDataset) -> list[PairedDataset]:
+    """Return a view of the data set for each split of `--splits` or `--repeats`; none without.
+
+    A view has the samples of one split. Where it has no validation samples, a tenth of the training
+    samples is held out. Errors name the file or column that cannot be used.
+    """
+    words = split_words(cfg)
+    if cfg.repeats is not None:
+        seeds, shares = range(cfg.seed, cfg.seed + cfg.repeats), cfg.data.get("shares", SHARES)
+        views = [(f"seed {seed}", dataset.draw_splits(seed, shares)) for seed in seeds]
+    else:
+        views = [(word, _listed(dataset, word)) for word in words]
+    return [_complete(view, name) for name, view in views]
+
+
+def _listed(dataset: PairedDataset, word: str) -> PairedDataset:
+    """Return the samples that a file or a column puts into splits."""
+    if is_split_file(word):
+        return dataset.with_splits(read_split_file(Path(word).expanduser()), word)
+    columns = dataset.table.column_names
+    if word not in columns:
+        others = [name for name in columns if name not in ("id", "split", "target", "group")]
+        raise FusionZooError(
+            f"--splits {word}: neither a file, nor a column of {dataset.source}."
+            f"{did_you_mean(word, others)}"
+        )
+    cells = map(str, dataset.chosen(word).fill_null("").to_pylist())
+    split_of = {key: cell for key, cell in zip(dataset.ids, cells, strict=True) if cell.strip()}
+    return dataset.with_splits(split_of, f"column {word!r}")
+
+
+def _complete(view: PairedDataset, name: str) -> PairedDataset:
+    """Return a view with a validation split; an error if it cannot be trained or tested on."""
+    for split in ("train", "test"):
+        if split not in view.splits:
+            counts = ", ".join(f"{word} ({count:,})" for word, count in view.splits.items())
+            raise FusionZooError(f"{name}: no sample is in {split}; there are {counts}")
+    return view if "val" in view.splits else view.hold_out(VAL_SHARE)
+
+
+def describe_splits(cfg: BenchmarkConfig, views: Sequence[PairedDataset]) -> str:
+    """Say in a sentence what the splits are and whose validation samples were held out.
+
+    `views` are those of `read_splits`.
+    """
+    count = f"{len(views)} {'random ' * (cfg.repeats is not None)}split{'s' * (len(views) > 1)}"
+    if cfg.repeats is not None:
+        shares = describe_shares(cfg.data.get("shares", SHARES))
+        last = cfg.seed + cfg.repeats - 1
+        seeds = f"seed {last}" if cfg.repeats == 1 else f"seeds {cfg.seed} to {last}"
+        text = f"{count} of {shares} ({seeds})"
+    else:
+        text = f"{count} as listed in {', '.join(split_words(cfg))}"
+    held_out = ["held out as val" in view.provenance.split_rule for view in views]
+    if any(held_out):
+        some = "" if all(held_out) else f" in {sum(held_out)} of them"
+        text += f", {HELD_OUT}{some}"
+    return f"{text}; {SPREAD}" if len(views) > 1 else text
 
 
 def tuning_trials(cfg: BenchmarkConfig) -> int:

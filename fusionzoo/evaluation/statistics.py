@@ -90,7 +90,7 @@ def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
     return np.asarray(mean + sums * count / len(column), np.float64)
 
 
-def crossed(scores: Array, test_share: float = 0.0) -> tuple[Interval, float]:
+def crossed(scores: Array, test_share: float = 0.0, level: float = LEVEL) -> tuple[Interval, float]:
     """Return the mean of (S, N) with its interval, and the p-value of "the mean is 0".
 
     Seeds and items are crossed random effects: the variance of the mean is (MS_items + max(MS_seeds
@@ -134,7 +134,7 @@ def crossed(scores: Array, test_share: float = 0.0) -> tuple[Interval, float]:
     spread += seed_square**2 / (seeds - 1) if extra else 0.0
     freedom = (item_square + extra) ** 2 / spread
     error = math.sqrt(variance)
-    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
+    half = float(t.ppf((1 + level) / 2, freedom)) * error
     p = 2 * float(t.sf(abs(mean) / error, freedom))
     return Interval(mean, mean - half, mean + half), p
 

@@ -17,7 +17,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Interval, by_group, share_interval
+from .statistics import LEVEL, Interval, by_group, crossed, share_interval
 
 Array = NDArray[np.float64]
 MAX_GROUPS = 20
@@ -156,16 +156,14 @@ def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]
 
 
 def _mean(scores: Array, clusters: NDArray[np.str_], level: float) -> Interval:
-    from scipy.stats import t
-
-    mean, by_cluster = float(scores.mean()), by_group(scores[None], clusters.tolist())[0]
-    if len(by_cluster) == len(scores) and np.isin(scores, (0, 1)).all():
+    by_cluster = by_group(scores[None], clusters.tolist())
+    if by_cluster.shape[1] == len(scores) and np.isin(scores, (0, 1)).all():
+        mean = float(scores.mean())
         return Interval(mean, *share_interval(mean, len(scores), level))
-    if len(by_cluster) < 2:
-        return Interval(mean, -math.inf, math.inf)
-    error = float(by_cluster.std(ddof=1)) / math.sqrt(len(by_cluster))
-    half = float(t.ppf((1 + level) / 2, len(by_cluster) - 1)) * error
-    return Interval(mean, mean - half, mean + half)
+    interval, _ = crossed(by_cluster, level=level)
+    if by_cluster.shape[1] < 2:  # of one cluster nothing is known
+        return interval._replace(low=-math.inf, high=math.inf)
+    return interval
 
 
 def _difference(a: Interval, b: Interval) -> Interval:

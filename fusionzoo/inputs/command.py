@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fusionzoo.config import BenchmarkConfig, RunConfig
 from fusionzoo.datasets.opening.complete import Completed, complete
 from fusionzoo.datasets.sources.table_files import READERS, table_suffix
+from fusionzoo.datasets.tables.splits import makers_of_splits
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
 
@@ -48,15 +49,15 @@ def check_splits(cfg: BenchmarkConfig, data: dict[str, Any]) -> dict[str, Any]:
     chosen = [f"{flag} {value}" for flag, value in named.items() if value not in ("", [])]
     if len(chosen) > 1:
         raise FusionZooError(f"{' and '.join(chosen)} both say how to split the data: name one")
-    makers = {x: data[x] for x in ("random_splits", "split_file", "val_share") if data.get(x)}
+    makers = makers_of_splits(data) + ["val_share"] * bool(data.get("val_share"))
     if cfg.repeats is not None:
         if data.get("random_splits") == cfg.seed:
-            makers.pop("random_splits", None)
+            makers.remove("random_splits")
         data = {**data, "random_splits": cfg.seed}
     if makers and (cfg.repeats or cfg.splits):
-        name, value = next(iter(makers.items()))
+        name = makers[0]
         raise FusionZooError(
-            f"--data.{name} {value} and {chosen[0]} both say how to split the data: name one"
+            f"--data.{name} {data[name]} and {chosen[0]} both say how to split the data: name one"
         )
     return data
 

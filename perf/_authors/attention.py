@@ -15,12 +15,12 @@ from .case import CLASSES, DIM, WIDTHS, Answer, Case, Copied, Given
 
 def stacks(*encoders: Any) -> Given:
     """Write transformers of MulT as one stack of ours."""
-    given: Given = {}
+    tensors: Given = {}
     for i, layers in enumerate(zip(*(encoder.layers for encoder in encoders), strict=True)):
         for name, path in {"norm": "layer_norms.0", "mlp_norm": "layer_norms.1"}.items():
             norms = [layer.get_submodule(path) for layer in layers]
-            given[f"layers.{i}.{name}"] = torch.cat([x.weight for x in norms])
-            given[f"layers.{i}.{name}_bias"] = torch.cat([x.bias for x in norms])
+            tensors[f"layers.{i}.{name}"] = torch.cat([x.weight for x in norms])
+            tensors[f"layers.{i}.{name}_bias"] = torch.cat([x.bias for x in norms])
         attentions = [layer.self_attn for layer in layers]
         width = attentions[0].embed_dim
         pairs = {
@@ -31,11 +31,11 @@ def stacks(*encoders: Any) -> Given:
             "narrow": [(layer.fc2.weight, layer.fc2.bias) for layer in layers],
         }
         for name, pieces in pairs.items():
-            given[f"layers.{i}.{name}"] = torch.stack([weight.mT for weight, _ in pieces])
-            given[f"layers.{i}.{name}_bias"] = torch.cat([bias for _, bias in pieces])
-    given["norm.norm"] = torch.cat([encoder.layer_norm.weight for encoder in encoders])
-    given["norm.norm_bias"] = torch.cat([encoder.layer_norm.bias for encoder in encoders])
-    return given
+            tensors[f"layers.{i}.{name}"] = torch.stack([weight.mT for weight, _ in pieces])
+            tensors[f"layers.{i}.{name}_bias"] = torch.cat([bias for _, bias in pieces])
+    tensors["norm.norm"] = torch.cat([encoder.layer_norm.weight for encoder in encoders])
+    tensors["norm.norm_bias"] = torch.cat([encoder.layer_norm.bias for encoder in encoders])
+    return tensors
 
 
 class Positions(nn.Module):
@@ -54,10 +54,11 @@ def mult(_: ModuleType, module: Any, tokens: list[Tensor], __: Tensor) -> Answer
     encoders = [x for x in module.children() if hasattr(x, "embed_positions")]
     for encoder in encoders:  # today's torch keeps the strides of a copy, which they `view`
         encoder.embed_positions.register_forward_pre_hook(lambda _, x: (x[0].contiguous(),))
-    own = module(*tokens)[0]
+    their_positions = module(*tokens)[0]
     for encoder in encoders:
         encoder.embed_positions = Positions(encoder.embed_dim)
-    return {"embedding": own, "embedding with equal positions": module(*tokens)[0]}
+    equal_positions = module(*tokens)[0]
+    return {"embedding": their_positions, "embedding with equal positions": equal_positions}
 
 
 def join(layer: nn.Linear) -> Given:
@@ -136,8 +137,9 @@ def momke_mlp(mlp: Any) -> Given:
 
 def momke(_: ModuleType, module: Any, vectors: list[Tensor], __: Tensor) -> Answer:
     """Run one time step of a conversation."""
-    there = torch.ones(1, len(vectors[0]), len(vectors))
-    return {"embedding": module(torch.cat(vectors, dim=1)[None], there, there[0, :, :1])[1][:, 0]}
+    present = torch.ones(1, len(vectors[0]), len(vectors))
+    answer = module(torch.cat(vectors, dim=1)[None], present, present[0, :, :1])
+    return {"embedding": answer[1][:, 0]}
 
 
 MOMKE_SETTINGS = SimpleNamespace(device="cpu", drop_rate=0.0)

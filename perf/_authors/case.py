@@ -64,8 +64,8 @@ def features_of(inputs: list[Tensor]) -> dict[str, Features]:
     features = {}
     for m, x in enumerate(inputs):
         tokens = x if x.ndim == 3 else x[:, None]
-        there = torch.ones(tokens.shape[:2], dtype=torch.bool)
-        features[str(m)] = Features(tokens, there, tokens.mean(1))
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool)
+        features[str(m)] = Features(tokens, mask, tokens.mean(1))
     return features
 
 
@@ -91,8 +91,8 @@ def own_modules(roots: list[Path], stand_ins: Mapping[str, Any]) -> Iterator[Non
 
 def places_of(name: str) -> list[str]:
     """Return the file and the folders of an imported module."""
-    found = vars(sys.modules[name])
-    return [str(found.get("__file__")), *map(str, found.get("__path__") or ())]
+    names = vars(sys.modules[name])
+    return [str(names.get("__file__")), *map(str, names.get("__path__") or ())]
 
 
 def imported(path: Path) -> ModuleType:
@@ -139,16 +139,17 @@ def copy_parts(case: Case, ours: Fusion, theirs: nn.Module) -> list[Row]:
     """Copy the authors' weights; return parameters and initial spread of each part, both."""
     groups: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
     for label, name, part in expanded(case):
-        found = [attrgetter(path)(theirs) for path in part.names]
-        own = of_part(name, ours)
+        their_parts = [attrgetter(path)(theirs) for path in part.names]
+        our_tensors = of_part(name, ours)
         group = groups.setdefault(label, ([], []))
-        pairs = (own.values(), [x for piece in found for x in same_names(piece).values()])
+        their_tensors = [x for piece in their_parts for x in same_names(piece).values()]
+        pairs = (our_tensors.values(), their_tensors)
         for known, pieces in zip(group, pairs, strict=True):
             known.extend(x.detach().clone() for x in pieces if isinstance(x, nn.Parameter))
-        tensors = part.tensors(*found)
+        tensors = part.tensors(*their_parts)
         copied = {f"{name}.{key}" if key else name: x for key, x in tensors.items()}
-        if copied.keys() != own.keys():
-            raise SystemExit(f"{case.fusion}: {name} has {[*own]}, not {[*copied]}")
+        if copied.keys() != our_tensors.keys():
+            raise SystemExit(f"{case.fusion}: {name} has {[*our_tensors]}, not {[*copied]}")
         ours.load_state_dict(copied, strict=False)
     for name in (*case.identity, *case.zero):
         layer = ours.get_submodule(name)
@@ -226,6 +227,6 @@ def loss_row(ours: Fusion, output: FusionOutput, target: Tensor, wanted: Tensor)
         criterion=partial(F.cross_entropy, reduction="none"),
         memory=None,
     )
-    found = ours.loss(output, target, context).mean().item()
-    difference = found - wanted.item()
-    return "loss", f"{found:.5f}", f"{wanted.item():.5f}", f"{difference:.1e}"
+    our_loss = ours.loss(output, target, context).mean().item()
+    difference = our_loss - wanted.item()
+    return "loss", f"{our_loss:.5f}", f"{wanted.item():.5f}", f"{difference:.1e}"

@@ -133,6 +133,7 @@ def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(
         ({"folds": 0, "splits": "fold_1"}, "folds.* and .*splits.* both say how to split"),
         ({"splits": "fold_1", "repeats": 2}, "splits.* and .*repeats.* both say how to split"),
         ({"val_share": 0.1, "repeats": 2}, "val_share.* and .*repeats.* both say how to split"),
+        ({"random_splits": 0, "splits": "fold_1"}, "random_splits.* both say how to split"),
         ({"splits": "fold_2"}, "no column 'fold_2' for .*splits.*Did you mean 'fold_1'"),
         ({"splits": "fold1.csv"}, "fold1.csv"),
         ({"splits": "only_train"}, "only_train: no sample is in test; there are train"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..bench import metric_named
-from ..candidates import ALONE
+from ..candidates import ALONE, EVERYTHING
 
 ENOUGH_SEEDS = 3
 Figures = Mapping[str, Any]
@@ -32,10 +32,8 @@ def checklist(figures: Figures) -> list[Line]:
 def _equal_terms(figures: Figures) -> Iterator[Line]:
     fusions = [line for line in figures["leaderboard"] if line["kind"] == "fusion"]
     heads = [x for x in figures["leaderboard"] if x["candidate"].startswith(ALONE)]
-    trained, counted = (
-        [*fusions, *heads],
-        f"{len(fusions)} fusions and {len(heads)} single modalities",
-    )
+    trained = [*fusions, *heads]
+    counted = f"{len(fusions)} fusions and {len(heads)} single modalities"
     trials = figures["tuning_trials"]
     untuned = [line["candidate"] for line in trained if not line.get("tuned_settings")]
     if not trials:
@@ -52,7 +50,7 @@ def _equal_terms(figures: Figures) -> Iterator[Line]:
     met = len(seeds) == 1 and (not trials or not untuned)
     evidence = f"{counted}: {shown} each, and the best epoch by validation"
     yield Line("Has every candidate the same budget?", met, evidence)
-    others = [x["candidate"] for x in figures["leaderboard"] if "everything" in x["candidate"]]
+    others = [x["candidate"] for x in figures["leaderboard"] if x["candidate"] in EVERYTHING]
     evidence = _names(others) if others else "`--baselines all` adds them"
     yield Line("Are there simple rivals on all features?", bool(others), evidence)
 

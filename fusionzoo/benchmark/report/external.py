@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def _read(path: str, classes: Sequence[str], *, by_fold: bool) -> dict[tuple[str
         )
     folds = table[FOLD].to_pylist() if by_fold else [0] * len(ids)
     keys = list(zip(ids, folds, strict=True))
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise FusionZooError(f"--external {path}: id {twice[0]!r} is there twice")
+    repeated = [key for key, count in Counter(keys).items() if count > 1]
+    if repeated:
+        raise FusionZooError(f"--external {path}: id {repeated[0][0]!r} is there twice")
     return dict(zip(keys, torch.from_numpy(shares).clamp(min=1e-12).log().float(), strict=True))
