@@ -16,6 +16,7 @@ from fusionzoo.evaluation.statistics import Interval
 from fusionzoo.evaluation.subgroups import (
     FEW,
     MISSING,
+    Subgroup,
     Words,
     compare_subgroups,
     group_names,
@@ -158,11 +159,7 @@ def _of_column(
         a, b = of_shared_seeds([fusion, best])
         gains = subgroup_gains(a.scores - b.scores, *tests, share)
     gains = {x.name: gains[x.name] for x in compared.groups if x.samples >= FEW and gains}
-    groups = {
-        group.name: _finite(subgroup_figures(group, metric))
-        | ({"gain": _finite(gains[group.name]._asdict())} if group.name in gains else {})
-        for group in compared.groups
-    }
+    groups = {group.name: _of_group(group, gains.get(group.name), metric) for group in compared[0]}
     found = {
         "metric": metric.name,
         "fusion": choice.name if len(choice.counts) == 1 else fusion.name,
@@ -190,16 +187,23 @@ def _leader(summary: Summary, choice: Choice, best: CandidateResults | None) -> 
     return None if first in shown else first
 
 
-def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures with NaN, which JSON's None stands for, in place of unbounded intervals."""
-    return {
-        key: _finite(x)
-        if isinstance(x, Mapping)
-        else math.nan
-        if isinstance(x, float) and math.isinf(x)
-        else x
-        for key, x in figures.items()
-    }
+def _of_group(group: Subgroup, gain: Interval | None, metric: Metric) -> dict[str, Any]:
+    """Return a group's figures, within 0 and 1 where they are shares, and the gain, if known."""
+    figures = subgroup_figures(group, metric)
+    figures["difference"] = _bounded(group.difference)
+    if metric.share:
+        figures |= {"low": max(figures["low"], 0.0), "high": min(figures["high"], 1.0)}
+    elif math.isinf(figures["low"]):
+        figures |= {"low": math.nan, "high": math.nan}
+    return figures | ({} if gain is None else {"gain": _bounded(gain)})
+
+
+def _bounded(interval: Interval) -> dict[str, float]:
+    """Return a difference with NaN as bounds where nothing is known: of one cluster, or where no
+    sample differs."""
+    if math.isinf(interval.low) or interval == (0.0, 0.0, 0.0):
+        interval = interval._replace(low=math.nan, high=math.nan)
+    return dict(interval._asdict())
 
 
 def page_section(column: str, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,7 +286,7 @@ def _words(column: str, found: Mapping[str, Any]) -> str:
     else:
         figure = decimal(groups[found["worst"]][metric.name])
         parts.append(
-            f"no group is told apart as worse off (the lowest is {found['worst']!r}, {figure})"
+            f"no group is told apart as worse off (the worst is {found['worst']!r}, {figure})"
         )
     return f"By {column}: {'; '.join(parts)}."
 
