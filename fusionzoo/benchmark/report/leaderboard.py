@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from .external import SUFFIX
 from .results import (
     CHOSEN,
     CandidateResults,
+    Cell,
     Summary,
     area,
     best_single,
@@ -287,14 +288,6 @@ class Column:
     default: bool = True  # on the page; otherwise behind the switch "all columns"
     kind: str = ""  # left out if no line is of this kind
     best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
-
-
-class Cell(NamedTuple):
-    """A cell: its text, the number that it is sorted by if the text does not start with it."""
-
-    text: str
-    sort: str = ""
-    style: str = ""  # CSS class
 
 
 def _interval(low: float, high: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from ..candidates import single_title
 from ..store import Row
 from .results import (
     CandidateResults,
+    Cell,
     Choice,
     Summary,
     best_single,
@@ -42,13 +43,6 @@ from .results import (
 WORST, NAME = "worst_group_", "name_of_worst_group_"  # + column: keys of a line, of the leaderboard
 TOO_FEW = f"no group has {FEW} samples, so where fusion helps cannot be told"
 DIFFERENCES = ("gain", "difference")
-
-
-class Cell(NamedTuple):
-    """A cell of the table by group."""
-
-    text: str
-    style: str = ""  # CSS class
 
 
 def with_subgroups(bench: Bench, dataset: PairedDataset) -> Bench:
@@ -74,26 +68,13 @@ def worst_keys(bench: Bench) -> dict[str, None]:
     return {key + column: None for column in bench.subgroups for key in (WORST, NAME)}
 
 
-def groups_of(summary: Summary) -> dict[str, Words]:
-    """Return the group of each test, (N,), by column; without those of which one group is tested.
-
-    That can be so of the first of several folds.
-    """
-    rows = summary.rows.tolist()
-    columns = {
-        column: np.array([cells[row] for row in rows])
-        for column, cells in summary.bench.subgroups.items()
-    }
-    return {column: names for column, names in columns.items() if len(set(names.tolist())) > 1}
-
-
 def worst_groups(summary: Summary, candidate: CandidateResults) -> dict[str, float | str]:
     """Return for a line of the leaderboard a candidate's figure in its worst group, and its name.
 
     Of each column; groups of fewer than `FEW` samples do not count.
     """
     line: dict[str, float | str] = {}
-    for column, names in groups_of(summary).items():
+    for column, names in summary.subgroups.items():
         scores = {
             name: float(candidate.scores[:, names == name].mean())
             for name in np.unique(names[summary.first_tests]).tolist()
@@ -117,7 +98,7 @@ def subgroup_rows(summary: Summary, candidate: CandidateResults, row: Row) -> li
     scores = candidate.scores[candidate.seeds.index(row["seed"]), part]
     labels = {key: row[key] for key in ("fold", "seed", "modality", "corruption", "severity")}
     rows = []
-    for column, every in groups_of(summary).items():
+    for column, every in summary.subgroups.items():
         names = every[part]
         for name in np.unique(names).tolist():
             score = float(scores[names == name].mean())
@@ -140,7 +121,7 @@ def figures_by_group(summary: Summary) -> dict[str, Any]:
         return {}
     return {
         column: _of_column(summary, column, names, choice, best)
-        for column, names in groups_of(summary).items()
+        for column, names in summary.subgroups.items()
     }
 
 
@@ -272,7 +253,8 @@ def _words(column: str, found: Mapping[str, Any]) -> str:
     gains = {name: group["gain"] for name, group in groups.items() if "gain" in group}
     if found["single"] is not None:
         against = single_title(found["single"])
-        parts.append(_where_it_helps(gains, against) if gains else TOO_FEW)
+        large = f" of {FEW} samples or more" * (len(gains) < len(groups))
+        parts.append(_where_it_helps(gains, against, large) if gains else TOO_FEW)
     worse = [
         name
         for name, group in groups.items()
@@ -291,16 +273,16 @@ def _words(column: str, found: Mapping[str, Any]) -> str:
     return f"By {column}: {'; '.join(parts)}."
 
 
-def _where_it_helps(gains: Mapping[str, Mapping[str, float]], single: str) -> str:
-    """Say of the groups that are large enough in which of them the gain is told from 0."""
+def _where_it_helps(gains: Mapping[str, Mapping[str, float]], single: str, large: str) -> str:
+    """Say in which groups the gain is told from 0; `large` says which groups have one."""
     helps = [name for name, gain in gains.items() if gain["low"] > 0]
     hurts = [name for name, gain in gains.items() if gain["high"] < 0]
     open_ = [name for name in gains if name not in (*helps, *hurts)]
     for names, verb in ((helps, "helps"), (hurts, "hurts")):
         if len(names) == len(gains):
-            return f"fusion {verb} in every group, against {single}"
+            return f"fusion {verb} in every group{large}, against {single}"
     if len(open_) == len(gains):
-        return f"whether fusion helps in any group, against {single}, cannot be told"
+        return f"whether fusion helps in any group{large}, against {single}, cannot be told"
     parts = [f"{verb} in {_list(x)}" for x, verb in ((helps, "helps"), (hurts, "hurts")) if x]
     words = f"against {single} fusion {' and '.join(parts)}"
     return words + (f", and cannot be told to help or hurt in {_list(open_)}" if open_ else "")
