@@ -17,7 +17,7 @@ import pytest
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
-from fusionzoo.benchmark.report.leaderboard import page_table, text_table
+from fusionzoo.benchmark.report.leaderboard import leaderboard, page_table, text_table
 from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.benchmark.report.verdict import figures
@@ -144,7 +144,7 @@ def damaged(results: CandidateResults, score: float) -> None:
 
 
 def many_candidates() -> Summary:
-    """A planted report with every fusion, long names, baselines and a training strategy."""
+    """A planted report with every fusion, long names, baselines, groups, a training strategy."""
     names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
     names += ["logistic regression on everything", "mean of single modalities"]
     candidates = []
@@ -159,7 +159,11 @@ def many_candidates() -> Summary:
     candidates.append(replace(combined, name="concat_transformer + gblend"))
     whole = summary(candidates)
     cfg = replace(whole.bench.cfg, seeds=3)
-    return replace(whole, bench=replace(whole.bench, cfg=cfg))
+    names = ("St. Elsewhere general hospital, second ward", "B", "(missing)", "C")
+    groups = {"hospital of admission": tuple(names[n % 37 % 4] for n in range(len(whole.target)))}
+    whole = replace(whole, bench=replace(whole.bench, cfg=cfg, subgroups=groups))
+    whole.leaderboard = leaderboard(whole)
+    return whole
 
 
 @pytest.fixture(scope="module")
