@@ -66,12 +66,12 @@ def compare_subgroups(
     """Compare the samples of each group with all others: `scores` (S, N), higher is better.
 
     `names` (N,) are the groups; tests of one of the `clusters` (N,) belong together. A group's
-    interval is Wilson's where one seed has each sample right or wrong and none belong together,
-    else Student's over seeds and clusters. That of a difference joins both sides' intervals
-    (Newcombe 1998; Zou and Donner 2008, doi:10.1002/sim.3095), each at Bonferroni's level, so that
-    it also holds for the worst of the groups. Clusters with samples in several groups are counted
-    in each. `test_share` is that of `statistics.crossed`; `once` (N,) marks the tests to count as
-    samples, by default all.
+    interval is Wilson's where one seed has each sample right or wrong and none belong together, and
+    of clusters where all are right or all wrong, else Student's over seeds and clusters. That of a
+    difference joins both sides' intervals (Newcombe 1998; Zou and Donner 2008,
+    doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds for the worst of the
+    groups. Clusters with samples in several groups are counted in each. `test_share` is that of
+    `statistics.crossed`; `once` (N,) marks the tests to count as samples, by default all.
     """
     clustered = np.array(clusters)
     once = np.ones(len(names), np.bool_) if once is None else once
@@ -212,10 +212,10 @@ def _simultaneous(groups: int) -> float:
 
 
 def _mean(scores: Array, clusters: Words, level: float, test_share: float) -> Interval:
-    alone = len(set(clusters.tolist())) == scores.size  # of one seed, too
-    if alone and not test_share and np.isin(scores, (0, 1)).all():
-        mean = float(scores.mean())
-        return Interval(mean, *share_interval(mean, scores.size, level))
+    mean, count = float(scores.mean()), len(set(clusters.tolist()))
+    alone = count == scores.size and not test_share  # of one seed, too
+    if np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
+        return Interval(mean, *share_interval(mean, count, level))
     return _clustered(scores, clusters, level, test_share)
 
 

@@ -12,7 +12,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.statistics import crossed
+from fusionzoo.evaluation.statistics import crossed, share_interval
 from fusionzoo.evaluation.subgroups import compare_subgroups, group_names, subgroup_gains
 
 COUNT = 120
@@ -44,6 +44,16 @@ def test_samples_that_belong_together_widen_the_intervals() -> None:
     for one, other in zip(alone.groups, together.groups, strict=True):
         assert one.score.mean == other.score.mean
         assert other.score.high - other.score.low > 2 * (one.score.high - one.score.low)
+
+
+def test_a_group_that_is_all_right_has_an_interval_over_its_clusters() -> None:
+    scores = np.ones((3, 40))
+    scores[0, 30] = 0
+    names = np.array(["a"] * 20 + ["b"] * 20)
+    right, other = compare_subgroups(scores, names, [f"p{n // 2}" for n in range(40)]).groups
+    assert (right.score.low, right.score.high) == (pytest.approx(share_interval(1, 10)[0]), 1)
+    assert right.difference.low < 0 < right.difference.high
+    assert other.score.mean == pytest.approx(59 / 60)
 
 
 @pytest.mark.parametrize("names", [["a"] * 60, [f"{n}" for n in range(60)]])
