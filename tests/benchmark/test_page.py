@@ -122,7 +122,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
-        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", analyses=None)
+        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", analyses=None, subgroups="target")
         assert not run(cfg).failed
     return out / "index.html"
 
@@ -190,6 +190,17 @@ def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
             assert "data:text/csv;base64," in section
     assert text.count('<svg class="plot wide"') == text.count('<svg class="plot narrow"') == 6
     assert text.index('id="verdict"') < text.index("<table")
+
+
+def test_groups_of_samples_have_a_table_and_every_candidate_its_worst_group(page: Path) -> None:
+    found = json.loads((page.parent / "summary.json").read_text())
+    by_group, text = found["subgroups"]["target"], page.read_text()
+    section = text[text.index("<h2>By target</h2>") :].partition("<h2>What the data needs")[0]
+    assert html.escape(by_group["words"], quote=False).replace("'", "&#39;") in section
+    for name, group in by_group["groups"].items():
+        assert f"<td>{name}</td><td>{group['samples']}</td>" in section
+    of_candidates = section.partition("Worst group of every candidate, by target")[2]
+    assert all(f">{x['candidate'].split('_')[0]}" in of_candidates for x in found["leaderboard"])
 
 
 def test_what_the_data_needs_stands_beside_the_shapley_values(page: Path) -> None:
