@@ -31,7 +31,7 @@ USAGE = Usage(
     ),
     common=(
         *("data", "target", "fusions", "encoders", "mode", "seeds", "folds", "corruptions"),
-        *("time_limit", "out"),
+        *("subgroups", "time_limit", "out"),
     ),
     more="The same command continues an interrupted benchmark.",
 )

@@ -36,6 +36,7 @@ from .report.leaderboard import paper_table, read_external, with_external
 from .report.needs import analyse_needs
 from .report.page import Report
 from .report.results import Summary
+from .report.subgroups import with_subgroups, worst_keys
 
 
 def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
@@ -148,7 +149,9 @@ def _open(
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
     bench = with_predictions(bench, dataset.ids, names)
-    paper_table([], bench.metric.name, cfg.table_columns)  # refuses unknown columns
+    bench = with_subgroups(bench, dataset)
+    known = [worst_keys(bench)]  # of no line yet
+    paper_table(known, bench.metric.name, cfg.table_columns)  # refuses unknown columns
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:

@@ -208,6 +208,7 @@ class Bench:
     protocol: str = ""  # in a sentence, how the data was split
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.
     predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    subgroups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> (N,) names
 
     def first_fold(self) -> Bench:
         """Return a bench of the first fold only, before its features are computed."""

@@ -328,6 +328,10 @@ class BenchmarkConfig(SpeedConfig):
         " the metric, and as wanted low, high, source; or Parquet file of others' predictions, id"
         " and p_<class>, which are tested against ours sample by sample",
     )
+    subgroups: str | list[str] = option(
+        "",
+        "columns of the data, `sex,site`: also report where fusion helps, by each of their values",
+    )
     table_columns: tuple[str, ...] = option(
         (), "columns of table.tex, `[candidate, metric, interval]`; empty = those of table.md"
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from .metrics import COMPARED_BY, Metric
 from .statistics import LEVEL, Interval, by_group, crossed, share_interval
 
 Array = NDArray[np.float64]
+Words = NDArray[np.str_]
 MAX_GROUPS = 20
 FEW = 10  # samples: a smaller group is shown, and never the worst
 MISSING = "(missing)"
@@ -54,37 +56,91 @@ class Subgroups(NamedTuple):
 
 
 def compare_subgroups(
-    scores: Array, names: Sequence[str | None], clusters: Sequence[str], column: str
+    scores: Array,
+    names: Words,
+    clusters: Sequence[str],
+    *,
+    test_share: float = 0.0,
+    once: NDArray[np.bool_] | None = None,
 ) -> Subgroups:
-    """Compare the samples of each group with all others: `scores` (N,), higher is better.
+    """Compare the samples of each group with all others: `scores` (S, N), higher is better.
 
-    `names` (N,) are the cells of `column`; samples of one of the `clusters` (N,) belong together.
-    A group's interval is Wilson's where each sample is right or wrong and none belong together,
-    else Student's over clusters. That of a difference joins both sides' intervals (Newcombe 1998;
-    Zou and Donner 2008, doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds
-    for the worst of the groups. Clusters with samples in several groups are counted in each.
+    `names` (N,) are the groups; tests of one of the `clusters` (N,) belong together. A group's
+    interval is Wilson's where one seed has each sample right or wrong and none belong together, and
+    of clusters where all are right or all wrong, else Student's over seeds and clusters. That of a
+    difference joins both sides' intervals (Newcombe 1998; Zou and Donner 2008,
+    doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds for the worst of the
+    groups. Clusters with samples in several groups are counted in each. `test_share` is that of
+    `statistics.crossed`; `once` (N,) marks the tests to count as samples, by default all.
+    """
+    clustered = np.array(clusters)
+    once = np.ones(len(names), np.bool_) if once is None else once
+    every = sorted(set(names.tolist()))
+    groups = []
+    for name in every:
+        inside = names == name
+        sides = [(scores[:, rows], clustered[rows]) for rows in (inside, ~inside)]
+        level = _simultaneous(len(every))
+        difference = _difference(*(_mean(*side, level, test_share) for side in sides))
+        score = _mean(*sides[0], LEVEL, test_share)
+        groups.append(Subgroup(name, int((inside & once).sum()), score, difference))
+    large = [group for group in groups if group.samples >= FEW]
+    worst = min(large, key=lambda x: x.score.mean) if len(large) > 1 else None
+    return Subgroups(groups, worst)
+
+
+def subgroup_gains(
+    gains: Array, names: Words, clusters: Sequence[str], test_share: float = 0.0
+) -> dict[str, Interval]:
+    """Return the mean of (S, N) in each group, with intervals that are simultaneous over them.
+
+    The arguments are those of `compare_subgroups`, the scores differences of two models.
+    """
+    clustered, every = np.array(clusters), sorted(set(names.tolist()))
+    level = _simultaneous(len(every))
+    parts = {name: (gains[:, names == name], clustered[names == name]) for name in every}
+    return {name: _clustered(*part, level, test_share) for name, part in parts.items()}
+
+
+def subgroup_cells(dataset: PairedDataset, column: str) -> list[str | None]:
+    """Return the samples' cells of a column of the data, also of one that is an input in a table.
+
+    Raises:
+        FusionZooError: the data has no such column
+    """
+    known = [name for name in table_columns(dataset) if name not in ("id", "split")]
+    if column in known:
+        return dataset.column(column)
+    inputs = {
+        name: modality
+        for modality in dataset.modalities
+        if pa.types.is_struct(dataset.table[modality].type)
+        for name in (x.name for x in dataset.table[modality].type.fields)
+    }
+    if column not in inputs:
+        known += [name for name in inputs if name not in known]
+        raise FusionZooError(
+            f"--subgroups: {dataset.source} has no column {column!r}."
+            f"{did_you_mean(column, known)} It has: {', '.join(known)}"
+        )
+    cells = pc.struct_field(dataset.chosen(inputs[column]), column)
+    return list(cells.cast(pa.string()).to_pylist())
+
+
+def group_names(cells: Sequence[str | None], column: str) -> Words:
+    """Return the group of each sample, (N,): its cell of a column.
 
     Raises:
         FusionZooError: one group, or more than `MAX_GROUPS`
     """
-    words = np.array([MISSING if name is None else name for name in names])
-    counts = Counter(words.tolist())
-    if not 2 <= len(counts) <= MAX_GROUPS:
+    words = np.array([MISSING if cell is None else cell for cell in cells])
+    count = len(set(words.tolist()))
+    if not 2 <= count <= MAX_GROUPS:
         raise FusionZooError(
-            f"--subgroups {column}: {len(counts):,} groups among {len(words):,} samples, expected 2"
-            f" to {MAX_GROUPS}; of numbers or dates, make a column of ranges"
+            f"--subgroups {column}: {count:,} group{'s' * (count != 1)} among {len(words):,}"
+            f" samples, expected 2 to {MAX_GROUPS}; of numbers or dates, make a column of ranges"
         )
-    clustered = np.array(clusters)
-    level = 1 - (1 - LEVEL) / len(counts)
-    groups = []
-    for name in sorted(counts):
-        inside = words == name
-        sides = [(scores[rows], clustered[rows]) for rows in (inside, ~inside)]
-        difference = _difference(*(_mean(*side, level) for side in sides))
-        groups.append(Subgroup(name, counts[name], _mean(*sides[0], LEVEL), difference))
-    large = [group for group in groups if group.samples >= FEW]
-    worst = min(large, key=lambda x: x.score.mean) if len(large) > 1 else None
-    return Subgroups(groups, worst)
+    return words
 
 
 def subgroup_metrics(
@@ -98,29 +154,24 @@ def subgroup_metrics(
     metric, row_of = task.metric, {key: row for row, key in enumerate(dataset.ids)}
     target = answers.target.reshape(len(answers.target), -1)
     known = ~target.double().isnan().any(1)
-    scores = task.scores(answers.fused.float()[known], target[known]).numpy()
+    scores = task.scores(answers.fused.float()[known], target[known]).numpy()[None]
     rows = [row_of[key] for key, one in zip(answers.ids, known.tolist(), strict=True) if one]
+    clusters = [dataset.groups[row] for row in rows]
     found: dict[str, Any] = {}
     for column in columns:
-        if column not in table_columns(dataset):
-            others = [name for name in table_columns(dataset) if name not in ("id", "split")]
-            raise FusionZooError(
-                f"--subgroups: {dataset.source} has no column {column!r}."
-                f"{did_you_mean(column, others)} It has: {', '.join(others)}"
-            )
-        names, clusters = (
-            [cells[row] for row in rows] for cells in (dataset.column(column), dataset.groups)
-        )
-        groups, worst = compare_subgroups(scores, names, clusters, column)
+        cells = subgroup_cells(dataset, column)
+        names = group_names([cells[row] for row in rows], column)
+        groups, worst = compare_subgroups(scores, names, clusters)
         found[column] = {
             "metric": metric.name,
-            "groups": {group.name: _figures(group, metric) for group in groups},
+            "groups": {group.name: subgroup_figures(group, metric) for group in groups},
             "worst": None if worst is None else worst.name,
         }
     return found
 
 
-def _figures(group: Subgroup, metric: Metric) -> dict[str, Any]:
+def subgroup_figures(group: Subgroup, metric: Metric) -> dict[str, Any]:
+    """Return a group's figures: `samples`, that of the metric, `low`, `high` and `difference`."""
     low, high = sorted((metric.shown(group.score.low), metric.shown(group.score.high)))
     return {
         "samples": group.samples,
@@ -155,12 +206,22 @@ def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     return header, rows, f"worst is {worst!r}, {proven} all others"
 
 
-def _mean(scores: Array, clusters: NDArray[np.str_], level: float) -> Interval:
-    by_cluster = by_group(scores[None], clusters.tolist())
-    if by_cluster.shape[1] == len(scores) and np.isin(scores, (0, 1)).all():
-        mean = float(scores.mean())
-        return Interval(mean, *share_interval(mean, len(scores), level))
-    interval, _ = crossed(by_cluster, level=level)
+def _simultaneous(groups: int) -> float:
+    """Return the level of each interval at which all hold together (Bonferroni)."""
+    return 1 - (1 - LEVEL) / groups
+
+
+def _mean(scores: Array, clusters: Words, level: float, test_share: float) -> Interval:
+    mean, count = float(scores.mean()), len(set(clusters.tolist()))
+    alone = count == scores.size and not test_share  # of one seed, too
+    if np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
+        return Interval(mean, *share_interval(mean, count, level))
+    return _clustered(scores, clusters, level, test_share)
+
+
+def _clustered(scores: Array, clusters: Words, level: float, test_share: float) -> Interval:
+    by_cluster = by_group(scores, clusters.tolist())
+    interval, _ = crossed(by_cluster, test_share, level)
     if by_cluster.shape[1] < 2:  # of one cluster nothing is known
         return interval._replace(low=-math.inf, high=math.inf)
     return interval

@@ -17,7 +17,7 @@ import pytest
 
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
-from fusionzoo.benchmark.report.leaderboard import page_table, text_table
+from fusionzoo.benchmark.report.leaderboard import leaderboard, page_table, text_table
 from fusionzoo.benchmark.report.page import heat_map
 from fusionzoo.benchmark.report.results import CandidateResults, Summary
 from fusionzoo.benchmark.report.verdict import figures
@@ -122,7 +122,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
-        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", analyses=None)
+        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", analyses=None, subgroups="target")
         assert not run(cfg).failed
     return out / "index.html"
 
@@ -144,7 +144,7 @@ def damaged(results: CandidateResults, score: float) -> None:
 
 
 def many_candidates() -> Summary:
-    """A planted report with every fusion, long names, baselines and a training strategy."""
+    """A planted report with every fusion, long names, baselines, groups, a training strategy."""
     names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
     names += ["logistic regression on everything", "mean of single modalities"]
     candidates = []
@@ -159,7 +159,11 @@ def many_candidates() -> Summary:
     candidates.append(replace(combined, name="concat_transformer + gblend"))
     whole = summary(candidates)
     cfg = replace(whole.bench.cfg, seeds=3)
-    return replace(whole, bench=replace(whole.bench, cfg=cfg))
+    names = ("St. Elsewhere general hospital, second ward", "B", "(missing)", "C")
+    groups = {"hospital of admission": tuple(names[n % 37 % 4] for n in range(len(whole.target)))}
+    whole = replace(whole, bench=replace(whole.bench, cfg=cfg, subgroups=groups))
+    whole.leaderboard = leaderboard(whole)
+    return whole
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +190,17 @@ def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
             assert "data:text/csv;base64," in section
     assert text.count('<svg class="plot wide"') == text.count('<svg class="plot narrow"') == 6
     assert text.index('id="verdict"') < text.index("<table")
+
+
+def test_groups_of_samples_have_a_table_and_every_candidate_its_worst_group(page: Path) -> None:
+    found = json.loads((page.parent / "summary.json").read_text())
+    by_group, text = found["subgroups"]["target"], page.read_text()
+    section = text[text.index("<h2>By target</h2>") :].partition("<h2>What the data needs")[0]
+    assert html.escape(by_group["words"], quote=False).replace("'", "&#39;") in section
+    for name, group in by_group["groups"].items():
+        assert f"<td>{name}</td><td>{group['samples']}</td>" in section
+    of_candidates = section.partition("Worst group of every candidate, by target")[2]
+    assert all(f">{x['candidate'].split('_')[0]}" in of_candidates for x in found["leaderboard"])
 
 
 def test_what_the_data_needs_stands_beside_the_shapley_values(page: Path) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from .external import SUFFIX
 from .results import (
     CHOSEN,
     CandidateResults,
+    Cell,
     Summary,
     area,
     best_single,
@@ -37,6 +38,7 @@ from .results import (
     severities,
     thousands,
 )
+from .subgroups import NAME, WORST, worst_groups
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
 ECE_NOTE = (
@@ -103,7 +105,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             line["outcome"] = outcome(comparison.difference, p)
         if candidate.kind not in ("baseline", "chosen", EXTERNAL):
             line |= _robustness(summary, candidate)
-        lines.append(line)
+        lines.append(line | worst_groups(summary, candidate))
     return sorted(lines, key=lambda line: (-line["score"], line["candidate"]))
 
 
@@ -288,14 +290,6 @@ class Column:
     best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
 
 
-class Cell(NamedTuple):
-    """A cell: its text, the number that it is sorted by if the text does not start with it."""
-
-    text: str
-    sort: str = ""
-    style: str = ""  # CSS class
-
-
 def _interval(low: float, high: float) -> str:
     return f"{decimal(low)} to {decimal(high)}"
 
@@ -411,9 +405,26 @@ def columns(metric: str) -> dict[str, Column]:
     }
 
 
+def _worst_columns(lines: Sequence[Line], metric: str) -> dict[str, Column]:
+    """Return a column for each column of groups, by name."""
+    keys = dict.fromkeys(key for line in lines for key in line if key.startswith(WORST))
+    return {
+        key: Column(
+            keys=(key, NAME + key.removeprefix(WORST)),
+            title=f"worst {key.removeprefix(WORST)}",
+            text=lambda figure, name: f"{decimal(figure)} ({name})",
+            note=f"{metric_name(metric)} in the candidate's worst group, and its name",
+            default=False,
+            best="high" if metric_named(metric).higher else "low",
+        )
+        for key in keys
+    }
+
+
 def present_columns(lines: Sequence[Line], metric: str, names: Sequence[str]) -> list[Column]:
     """Return those of the named columns that the lines have values for."""
-    by_name, kinds = columns(metric), {line.get("kind") for line in lines}
+    by_name = columns(metric) | _worst_columns(lines, metric)
+    kinds = {line.get("kind") for line in lines}
     return [
         column
         for column in (by_name[name] for name in names)
@@ -452,16 +463,18 @@ def cell(column: Column, line: Line) -> Cell:
 
 def page_table(lines: Sequence[Line], metric: str) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns of the page and the cells of each line; unlisted numbers come last."""
-    by_name = columns(metric)
-    shown = present_columns(lines, metric, PAGE)
-    shown += _other_numbers(lines, [by_name[name] for name in PAGE])
+    by_name = columns(metric) | (of_groups := _worst_columns(lines, metric))
+    names = [*PAGE, *of_groups]
+    shown = present_columns(lines, metric, names)
+    shown += _other_numbers(lines, [by_name[name] for name in names])
     return shown, [[cell(column, line) for column in shown] for line in lines]
 
 
 def text_table(
-    lines: Sequence[Line], metric: str, names: Sequence[str] = TEXT
+    lines: Sequence[Line], metric: str, names: Sequence[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the leaderboard as text: header and rows."""
+    """Return the leaderboard as text: header and rows; by default the columns of `TEXT`."""
+    names = names or [*TEXT, *_worst_columns(lines, metric)]
     shown = present_columns(lines, metric, names)
     header = [column.title.replace("\u00a0", " ") for column in shown]
     return header, [[cell(column, line).text for column in shown] for line in lines]
@@ -472,9 +485,9 @@ def paper_table(
 ) -> tuple[list[str], list[list[str]], list[list[bool]]]:
     """Return header, rows and which cells are the best of their column.
 
-    `names` are columns of `columns(metric)`, by default those of `TEXT`.
+    `names` are columns of `columns(metric)` or of groups, by default those of `TEXT`.
     """
-    by_name = columns(metric)
+    by_name = columns(metric) | (of_groups := _worst_columns(lines, metric))
     names = [EARLIER_KEYS.get(name, name) for name in names]
     for name in names:
         if name not in by_name:
@@ -482,8 +495,9 @@ def paper_table(
                 f"--table_columns: unknown column {name!r}.{did_you_mean(name, by_name)}"
                 f" There are: {', '.join(by_name)}"
             )
-    shown = present_columns(lines, metric, names or TEXT)
-    header, rows = text_table(lines, metric, names or TEXT)
+    names = names or [*TEXT, *of_groups]
+    shown = present_columns(lines, metric, names)
+    header, rows = text_table(lines, metric, names)
     bold = []
     for line in lines:
         bold.append([_is_best(line, lines, column) for column in shown])

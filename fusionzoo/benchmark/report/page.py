@@ -46,6 +46,7 @@ from .results import (
     row_label,
     severities,
 )
+from .subgroups import page_section
 from .tables import costs, latex, markdown, write_parquet
 from .verdict import incomplete, pairwise
 
@@ -297,6 +298,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         needs_table=needs_table,
         stages=stage_rows(figures, laps),
         presence=presence_table(figures),
+        groups=[page_section(column, figures) for column in figures.get("subgroups", {})],
         checklist=checklist(figures),
         minutes=minutes(laps),
         minutes_table=(["part", "seconds"], laps),
@@ -409,6 +411,8 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     for other in figures.get("external", {}).values():
         print(other["words"])
     print(f"\n{figures['verdict']}\n")
+    for by_group in figures.get("subgroups", {}).values():
+        print(f"{by_group['words']}\n")
 
 
 def _without_nan(tree: Any) -> Any:

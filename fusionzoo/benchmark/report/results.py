@@ -41,6 +41,14 @@ ACRONYMS = {
 }
 
 
+class Cell(NamedTuple):
+    """A cell: its text, the number that it is sorted by if the text does not start with it."""
+
+    text: str
+    sort: str = ""
+    style: str = ""  # CSS class
+
+
 class Validation(NamedTuple):
     """A candidate's figures on the validation samples of a fold, means over seeds."""
 
@@ -160,6 +168,17 @@ class Summary:
         mask = np.zeros(len(self.rows), np.bool_)
         mask[np.unique(self.rows.numpy(), return_index=True)[1]] = True
         return mask
+
+    @cached_property
+    def subgroups(self) -> dict[str, NDArray[np.str_]]:
+        """The group of each test, (N,), by column of `--subgroups`; without those of which one
+        group is tested, as may be in the first of several folds."""
+        rows = self.rows.tolist()
+        columns = {
+            column: np.array([names[row] for row in rows])
+            for column, names in self.bench.subgroups.items()
+        }
+        return {column: x for column, x in columns.items() if len(set(x.tolist())) > 1}
 
     @property
     def folds(self) -> int:

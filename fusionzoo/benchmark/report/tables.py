@@ -30,7 +30,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
     for line, row in zip(figures["leaderboard"], rows, strict=True):
         plain = line["family"] in ("single", "baseline", EXTERNAL)
         name = row[0] if plain else f"`{row[0]}`"
-        lines.append(f"| {' | '.join([name, *row[1:]])} |")
+        cells = [x.replace("|", "\\|") for x in (name, *row[1:])]
+        lines.append(f"| {' | '.join(cells)} |")
     note = ["", ECE_NOTE] if "ECE" in header else []
     return "\n".join([*lines, *note]) + "\n"
 

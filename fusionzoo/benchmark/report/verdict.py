@@ -48,6 +48,7 @@ from .results import (
     of_shared_seeds,
     thousands,
 )
+from .subgroups import figures_by_group
 from .summary import controls
 
 FEWEST_SAMPLES = 10  # for an interval
@@ -102,6 +103,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "leaderboard": summary.leaderboard,
         "external": _external_figures(summary),
         "controls": controls(summary),
+        "subgroups": figures_by_group(summary),
         **_fusion_figures(summary, tied),
     }
 
