@@ -1,4 +1,4 @@
-"""A page in headless Chromium: what its scripts answer, what it asks for, and what it complains of."""
+"""A page in headless Chromium: what its scripts answer, what it loads, what it complains of."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.structures import Features, FusionOutput
+from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.export import export as tool
 from fusionzoo.tools.export import int8

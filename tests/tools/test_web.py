@@ -19,6 +19,7 @@ import fusionzoo as fz
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
+from fusionzoo.resampling import ROLL_OFF, ZERO_CROSSINGS, resampler
 from fusionzoo.tools.export import web
 from fusionzoo.tools.export.export import export
 from helpers.browser import as_script, browser, served
@@ -151,7 +152,9 @@ def run_node(page: Path, code: str) -> Any:
     assert NODE is not None
     script = page / "test.mjs"
     script.write_text(f'import * as page from "./prepare.js";\n{code}')
-    done = subprocess.run([NODE, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [NODE, str(script)], check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -217,6 +220,34 @@ def test_pictures_fit_the_input_as_the_encoder_prepares_them(page: Path) -> None
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
+@pytest.mark.parametrize(("rate", "wanted"), [(44_100, 8_000), (8_000, 16_000)])
+def test_sounds_are_resampled_as_the_model_resamples_them(
+    rate: int, wanted: int, page: Path
+) -> None:
+    sound = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, 3_001)).float()
+    by = {"rate": wanted, "zero_crossings": ZERO_CROSSINGS, "roll_off": ROLL_OFF}
+    code = f"const sound = Float64Array.from({sound.tolist()});\n" + (
+        f"console.log(JSON.stringify(Array.from(page.resample(sound, {rate}, {json.dumps(by)}))));"
+    )
+    expected = resampler(rate, wanted)(sound)
+    np.testing.assert_allclose(run_node(page, code), expected, atol=1e-5)
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_the_rate_of_a_sound_is_found(page: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    for ending in ("wav", "flac", "ogg"):
+        soundfile.write(page / f"a.{ending}", np.zeros(500), 22_050)
+    (page / "a.mp3").write_bytes(b"ID3")
+    files = [str(page / f"a.{ending}") for ending in ("wav", "flac", "ogg", "mp3")]
+    code = (
+        'import fs from "fs";\nconst read = (file) => new Uint8Array(fs.readFileSync(file));\n'
+        + (f"console.log(JSON.stringify({files}.map((x) => page.rateOf(read(x).buffer))));")
+    )
+    assert run_node(page, code) == [22_050, 22_050, 22_050, 48_000]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
 def test_a_long_text_keeps_what_the_tokenizer_puts_around_it(page: Path) -> None:
     code = """
     const reader = { encode: (line, settings) => {
@@ -225,8 +256,8 @@ def test_a_long_text_keeps_what_the_tokenizer_puts_around_it(page: Path) -> None
     } };
     const by = { max_length: 6, pad_id: 0 };
     console.log(JSON.stringify([
-      page.encode(reader, "1 2", by), page.encode(reader, "1 2 3 4 5 6", by), page.encode(reader, "", by),
-      page.encode({ encode: () => ({ ids: [] }) }, "", by),
+      page.encode(reader, "1 2", by), page.encode(reader, "1 2 3 4 5 6", by),
+      page.encode(reader, "", by), page.encode({ encode: () => ({ ids: [] }) }, "", by),
       [0.5, 1.5, 2.5, -0.5, -1.5, 2.4].map(page.round),
     ]));
     """

@@ -139,15 +139,55 @@ async function image(file, by) {
   return { pixels: input("uint8", fit(picture, by), [3, ...by.size]) };
 }
 
-/** The browser decodes sound and brings it to the encoder's rate. */
-async function wave(file, by) {
-  let sound = new Float32Array(1);
-  if (file !== undefined) {
-    const context = new OfflineAudioContext(1, 1, by.rate);
-    const decoded = await context.decodeAudioData(await file.arrayBuffer());
-    const channels = Array.from({ length: decoded.numberOfChannels }, (_, i) => decoded.getChannelData(i));
-    sound = channels[0].map((_, place) => channels.reduce((sum, x) => sum + x[place], 0) / channels.length);
+const RATE = 48000; // at which a sound is decoded whose own rate is not found
+
+/** Find the rate of a WAV, FLAC or Ogg Vorbis file, in samples per second: a browser tells none. */
+export function rateOf(buffer) {
+  const bytes = new DataView(buffer, 0, Math.min(buffer.byteLength, 4096));
+  const text = String.fromCharCode(...new Uint8Array(buffer, 0, bytes.byteLength));
+  const place = (mark, start) => (text.startsWith(start) ? text.indexOf(mark) : -1);
+  const [wav, vorbis] = [place("fmt ", "RIFF"), place("\x01vorbis", "OggS")];
+  if (wav >= 0) return bytes.getUint32(wav + 12, true);
+  if (vorbis >= 0) return bytes.getUint32(vorbis + 12, true);
+  return text.startsWith("fLaC") ? bytes.getUint32(18) >>> 12 : RATE;
+}
+
+const divisor = (a, b) => (b ? divisor(b, a % b) : a);
+
+/** Resample by a windowed sinc, as fusionzoo and torchaudio do: a filter for each place of a period. */
+export function resample(sound, rate, by) {
+  const common = divisor(rate, by.rate);
+  const [before, after, edge] = [rate / common, by.rate / common, by.zero_crossings];
+  if (before === after) return sound;
+  const cutoff = by.roll_off * Math.min(before, after);
+  const margin = Math.ceil((edge * before) / cutoff);
+  const filters = Array.from({ length: after }, (_, place) =>
+    Array.from({ length: 2 * margin + before }, (_, tap) => {
+      const time = ((tap - margin) / before - place / after) * cutoff;
+      const near = Math.min(edge, Math.max(-edge, time));
+      return (sinc(near) * Math.cos((near * Math.PI) / edge / 2) ** 2 * cutoff) / before;
+    }),
+  );
+  return Float64Array.from({ length: Math.ceil((sound.length * after) / before) }, (_, place) => {
+    const first = Math.floor(place / after) * before - margin;
+    return filters[place % after].reduce((sum, x, tap) => sum + x * (sound[first + tap] ?? 0), 0);
+  });
+}
+
+/** Decode a file: the mean of its channels, at the encoder's rate. */
+async function decodeSound(file, by) {
+  const buffer = await file.arrayBuffer();
+  const rate = rateOf(buffer);
+  const decoded = await new OfflineAudioContext(1, 1, rate).decodeAudioData(buffer);
+  const sound = new Float64Array(decoded.length);
+  for (let channel = 0; channel < decoded.numberOfChannels; channel++) {
+    decoded.getChannelData(channel).forEach((x, place) => (sound[place] += x));
   }
+  return resample(sound.map((x) => x / decoded.numberOfChannels), rate, by);
+}
+
+async function wave(file, by) {
+  let sound = file === undefined ? new Float64Array(1) : await decodeSound(file, by);
   const first = Math.floor(Math.max(0, sound.length - by.most) / 2);
   sound = sound.subarray(first, first + by.most);
   const step = by.step ? round(by.step * by.rate) : 1;

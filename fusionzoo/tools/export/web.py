@@ -89,7 +89,7 @@ def _fetch(name: str, version: str, folder: Path) -> None:
     print(f"fetching {name} by npm into {folder}")
     with TemporaryDirectory() as scratch, replacing_folder(folder / name) as target:
         command = [npm, "pack", f"{name}@>={version}", "--pack-destination", scratch]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=scratch)
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
             lines = done.stderr.strip().splitlines() or ["no archive"]
