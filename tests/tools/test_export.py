@@ -21,7 +21,6 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.resampling import resampler
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.export import export as tool
@@ -31,6 +30,7 @@ from fusionzoo.tools.export.folder import example
 from fusionzoo.tools.export.graph import layout_of
 from fusionzoo.tools.export.runtime import OnnxModel
 from fusionzoo.training.seeds import join
+from helpers.raw_files import raw_files
 
 pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -363,36 +363,6 @@ def labelled(rows: int) -> fz.PairedDataset:
 
 
 # ---- raw samples in an environment that holds neither torch nor fusionzoo
-
-
-def raw_files(dataset: fz.PairedDataset, folder: Path, rows: int) -> list[dict[str, str]]:
-    """Write samples as files: pictures of odd sizes, sounds at 44.1 kHz."""
-    import soundfile
-    from PIL import Image
-
-    raw = []
-    for row in range(0, len(dataset), max(1, len(dataset) // rows)):
-        values: dict[str, str] = {}
-        sample = dataset[row]
-        assert isinstance(sample, Sample)
-        for name, value in sample.values.items():
-            kind = dataset.modalities[name]
-            if value is None:
-                continue
-            path = folder / f"{row}_{name}"
-            if kind == "image":
-                picture = Image.fromarray(value.permute(1, 2, 0).numpy())
-                width, height = max(40, picture.width) + row % 7, max(30, picture.height) + row % 5
-                picture.resize((width, height)).save(f"{path}.png")
-                values[name] = f"{path}.png"
-            elif kind == "audio":
-                wave = resampler(value.rate, 44_100)(value.samples)
-                soundfile.write(f"{path}.wav", wave.numpy(), 44_100)
-                values[name] = f"{path}.wav"
-            else:
-                values[name] = str(value)
-        raw.append(values)
-    return raw[:rows]
 
 
 def fresh_python(folder: Path) -> Path:

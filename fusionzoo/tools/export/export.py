@@ -29,6 +29,7 @@ from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts
 from .int8 import SAME, Int8Cost, cost, quantise
 from .runtime import FUSION, INT8, MODEL, OnnxModel
+from .web import check_web, fetch_packages, write_page
 
 PROGRAM = "model.pt2"
 HELP = """
@@ -49,6 +50,8 @@ class ExportConfig:
     format: Literal["onnx", "torch-export"] = option("onnx", "of the graph")
     int8: bool = option(False, "also a model with weights of one byte, compared on data")
     split: bool = option(False, "a graph for each encoder, and one for the fusion")
+    web: str = option("", "also a static page that answers in the browser: folder to write")
+    npm_packages: str = option("", "a node_modules with what the page needs; default: by npm")
     data: Tree = option({}, "data to compare int8 on; default: what the model was validated on")
     data_split: str = option("val", "of that data: train | val | test | all")
     samples: Count = option(512, "samples of it at most")
@@ -77,7 +80,16 @@ def _export(cfg: ExportConfig) -> int:
     model = load(cfg.model, plugins=cfg.plugins)
     dataset = open_validation(cfg, model) if cfg.int8 else None
     out = Path(cfg.out) if cfg.out else Path(cfg.model) / "exported"
-    written = export(model, out, format=cfg.format, split=cfg.split, int8_on=dataset)
+    web, packages = cfg.web or None, cfg.npm_packages or None
+    written = export(
+        model,
+        out,
+        format=cfg.format,
+        split=cfg.split,
+        int8_on=dataset,
+        web=web,
+        npm_packages=packages,
+    )
     size = sum(x.stat().st_size for x in written.folder.rglob("*") if x.is_file())
     print(f"wrote   {written.folder}, {size / 1e6:,.1f} MB")
     print(
@@ -88,6 +100,8 @@ def _export(cfg: ExportConfig) -> int:
         _print_cost(written.int8)
     if (written.folder / "example.py").is_file():
         print(f"next    python {written.folder / 'example.py'} {_arguments(model)}")
+    if web:
+        print(f"page    python -m http.server --directory {web}    (any server of static files)")
     return 0
 
 
@@ -127,6 +141,8 @@ def export(
     format: Literal["onnx", "torch-export"] = "onnx",
     split: bool = False,
     int8_on: PairedDataset | None = None,
+    web: str | Path | None = None,
+    npm_packages: str | Path | None = None,
 ) -> Exported:
     """Write a model's graph with what it needs into a folder, which must be new or empty.
 
@@ -138,6 +154,10 @@ def export(
             be computed before, and one for the fusion; ONNX only
         int8_on: also write a model with weights of one byte, if at least 97 % of the answers on
             these samples stay the same; ONNX only
+        web: also write a folder with a static page that answers in the browser, from the whole
+            float32 model; ONNX only
+        npm_packages: a folder `node_modules` with the packages that the page needs; default: npm
+            fetches them, once, into the cache
 
     Raises:
         FusionZooError: the graph differs from the model, or an operation has no counterpart;
@@ -145,13 +165,14 @@ def export(
     """
     if format == "onnx":
         require_onnx()
-    elif split or int8_on is not None:
-        raise FusionZooError("--split and --int8 are of ONNX models: --format onnx")
-    if split and int8_on is not None:
-        raise FusionZooError("--int8 is of a whole model: leave --split out")
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FusionZooError(f"{out} exists and is not empty: choose another --out, or remove it")
+    elif split or int8_on is not None or web is not None:
+        raise FusionZooError("--split, --int8 and --web are of ONNX models: --format onnx")
+    if split and (int8_on is not None or web is not None):
+        raise FusionZooError("--int8 and --web are of a whole model: leave --split out")
+    out, packages = _unused(out, "--out"), Path(npm_packages or "")
+    if web is not None:
+        web = _unused(web, "--web")
+        packages = Path(npm_packages) if npm_packages else fetch_packages()
     with replacing_folder(out) as folder:
         if split:
             worst, inputs = _write_parts(model, folder)
@@ -159,6 +180,8 @@ def export(
             worst, inputs = _write_whole(model, folder, format)
         about = write_preprocess(model, folder, inputs, split=split)
         decode = write_labels(model, folder)
+        if web is not None:
+            check_web(about, decode)
         if format == "onnx":
             write_example(about, decode, folder)
         files = [x for x in folder.rglob("*") if x.is_file() and x.name != DIGESTS]
@@ -167,7 +190,19 @@ def export(
         if int8_on is not None:
             loss = _write_int8(model, folder, int8_on)
             write_digests(folder, [*files, folder / INT8, folder / "int8.json"])
+        if web is not None:
+            write_page(folder, Path(web), model.modalities, packages)
     return Exported(out, worst, loss)
+
+
+def _unused(folder: str | Path, flag: str) -> Path:
+    """Return a folder to write; an error if something is there."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FusionZooError(
+            f"{folder} exists and is not empty: choose another {flag}, or remove it"
+        )
+    return folder
 
 
 def _write_whole(model: FusionModel, folder: Path, format: str) -> tuple[float, list[str]]:

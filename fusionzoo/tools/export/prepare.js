@@ -1,0 +1,276 @@
+// Raw values -> inputs of the graph, as preprocess.json says and example.py does.
+// Each function returns {name: {type, data, dims}}, one row; a missing value gives any valid input.
+import { Tokenizer } from "./packages/tokenizers.min.mjs";
+
+const input = (type, data, dims) => ({ type, data, dims: [1, ...dims] });
+const int64 = (values) => BigInt64Array.from(values, BigInt);
+
+/** Round to the nearest whole number, a half to the even one, as Python does. */
+export function round(x) {
+  const low = Math.floor(x);
+  return x - low === 0.5 ? low + (Math.abs(low) % 2) : Math.round(x);
+}
+
+// Pictures are {width, height, data}, data the red, green, blue of each pixel, row by row.
+
+/** Decode a file, upright and on white. */
+async function decodePicture(file) {
+  const drawn = await createImageBitmap(file, { colorSpaceConversion: "none" });
+  const { width, height } = drawn;
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  context.fillStyle = "white";
+  context.fillRect(0, 0, width, height);
+  context.drawImage(drawn, 0, 0);
+  const shades = context.getImageData(0, 0, width, height).data;
+  return { width, height, data: shades.filter((_, place) => place % 4 !== 3) };
+}
+
+const sinc = (x) => (x === 0 ? 1 : Math.sin(Math.PI * x) / (Math.PI * x));
+const FILTERS = { // Pillow's: [half of the width, weight at a distance]
+  box: [0.5, (x) => (x > -0.5 && x <= 0.5 ? 1 : 0)],
+  bilinear: [1, (x) => Math.max(0, 1 - Math.abs(x))],
+  hamming: [1, (x) => (Math.abs(x) < 1 ? sinc(x) * (0.54 + 0.46 * Math.cos(Math.PI * x)) : 0)],
+  bicubic: [2, (x) => cubic(Math.abs(x))],
+  lanczos: [3, (x) => (Math.abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0)],
+};
+
+function cubic(x) {
+  if (x < 1) return (1.5 * x - 2.5) * x * x + 1;
+  return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
+}
+
+const ONE = 2 ** 22; // weights are whole numbers, as in Pillow
+
+/** For each place of the new side: where its window begins, and the weights of the old places. */
+function windows(oldSide, newSide, interpolation) {
+  const scale = oldSide / newSide;
+  if (interpolation === "nearest") {
+    const centres = [scale / 2]; // added up, as in Pillow, so that both round a tie alike
+    while (centres.length < newSide) centres.push(centres.at(-1) + scale);
+    return centres.map((centre) => [Math.floor(centre), [ONE]]);
+  }
+  const places = Array.from({ length: newSide }, (_, place) => (place + 0.5) * scale);
+  const [half, weight] = FILTERS[interpolation];
+  const stretch = Math.max(scale, 1);
+  return places.map((centre) => {
+    const first = Math.max(0, Math.trunc(centre - half * stretch + 0.5));
+    const last = Math.min(oldSide, Math.trunc(centre + half * stretch + 0.5));
+    const weights = [];
+    for (let x = first; x < last; x++) weights.push(weight((x - centre + 0.5) / stretch));
+    const sum = weights.reduce((a, b) => a + b, 0);
+    return [first, weights.map((x) => Math.round((x / sum) * ONE))];
+  });
+}
+
+/** Change one side of a picture: `step` pixels lie between neighbours along it. */
+function resizeSide(picture, along, side, interpolation) {
+  if (picture[along] === side) return picture;
+  const next = { ...picture, [along]: side };
+  next.data = new Uint8ClampedArray(3 * next.width * next.height);
+  const horizontal = along === "width";
+  const step = horizontal ? 3 : 3 * picture.width;
+  windows(picture[along], side, interpolation).forEach(([first, weights], place) => {
+    const lines = horizontal ? picture.height : picture.width;
+    for (let line = 0; line < lines; line++) {
+      const start = horizontal ? 3 * line * picture.width : 3 * line;
+      const end = horizontal ? 3 * (line * side + place) : 3 * (place * next.width + line);
+      for (let shade = 0; shade < 3; shade++) {
+        let sum = 0;
+        weights.forEach((w, x) => (sum += w * picture.data[start + (first + x) * step + shade]));
+        next.data[end + shade] = Math.floor((sum + ONE / 2) / ONE);
+      }
+    }
+  });
+  return next;
+}
+
+/** Resize as Pillow does: first the width, then the height, rounded in between. */
+export function resize(picture, width, height, interpolation) {
+  const wide = resizeSide(picture, "width", width, interpolation);
+  return resizeSide(wide, "height", height, interpolation);
+}
+
+/** Put a picture into the middle of a white one. */
+function pad(picture, width, height) {
+  const data = new Uint8ClampedArray(3 * width * height).fill(255);
+  const left = Math.floor((width - picture.width) / 2);
+  const top = Math.floor((height - picture.height) / 2);
+  for (let row = 0; row < picture.height; row++) {
+    const from = 3 * row * picture.width;
+    const line = picture.data.subarray(from, from + 3 * picture.width);
+    data.set(line, 3 * ((top + row) * width + left));
+  }
+  return { width, height, data };
+}
+
+/** Bring a picture to the size of the input: (3, height, width) shades. */
+export function fit(picture, by) {
+  const [high, wide] = by.size;
+  let [tall, broad] = by.resized;
+  if (by.fit === "pad") {
+    const scale = Math.max(picture.height / high, picture.width / wide);
+    const [width, height] = [round(wide * scale), round(high * scale)];
+    picture = pad(picture, Math.max(picture.width, width), Math.max(picture.height, height));
+    [tall, broad] = [high, wide];
+  } else if (by.fit === "crop" && tall === broad) {
+    const [side, shorter] = [tall, Math.min(picture.width, picture.height)];
+    tall = Math.trunc((side * picture.height) / shorter);
+    broad = Math.trunc((side * picture.width) / shorter);
+  } else if (by.fit === "crop") {
+    const ratio = Math.min(picture.height / tall, picture.width / broad);
+    tall = Math.max(tall, round(picture.height / ratio));
+    broad = Math.max(broad, round(picture.width / ratio));
+  }
+  const resized = resize(picture, broad, tall, by.interpolation);
+  const corner = by.rounds_down ? Math.floor : round;
+  const [top, left] = [corner((tall - high) / 2), corner((broad - wide) / 2)];
+  const shades = new Uint8Array(3 * high * wide);
+  for (let place = 0; place < shades.length; place++) {
+    const shade = Math.floor(place / (high * wide));
+    const row = top + (Math.floor(place / wide) % high);
+    shades[place] = resized.data[3 * (row * broad + left + (place % wide)) + shade];
+  }
+  return shades;
+}
+
+async function image(file, by) {
+  const blank = { width: 8, height: 8, data: new Uint8ClampedArray(192).fill(255) };
+  const picture = file === undefined ? blank : await decodePicture(file);
+  return { pixels: input("uint8", fit(picture, by), [3, ...by.size]) };
+}
+
+const RATE = 48000; // at which a sound is decoded whose own rate is not found
+
+/** Find the rate of a WAV, FLAC or Ogg Vorbis file, in samples per second: a browser tells none. */
+export function rateOf(buffer) {
+  const bytes = new DataView(buffer, 0, Math.min(buffer.byteLength, 4096));
+  const text = String.fromCharCode(...new Uint8Array(buffer, 0, bytes.byteLength));
+  const place = (mark, start) => (text.startsWith(start) ? text.indexOf(mark) : -1);
+  const [wav, vorbis] = [place("fmt ", "RIFF"), place("\x01vorbis", "OggS")];
+  if (wav >= 0) return bytes.getUint32(wav + 12, true);
+  if (vorbis >= 0) return bytes.getUint32(vorbis + 12, true);
+  return text.startsWith("fLaC") ? bytes.getUint32(18) >>> 12 : RATE;
+}
+
+const divisor = (a, b) => (b ? divisor(b, a % b) : a);
+
+/** Resample by a windowed sinc, as fusionzoo and torchaudio do: a filter for each place of a period. */
+export function resample(sound, rate, by) {
+  const common = divisor(rate, by.rate);
+  const [before, after, edge] = [rate / common, by.rate / common, by.zero_crossings];
+  if (before === after) return sound;
+  const cutoff = by.roll_off * Math.min(before, after);
+  const margin = Math.ceil((edge * before) / cutoff);
+  const filters = Array.from({ length: after }, (_, place) =>
+    Array.from({ length: 2 * margin + before }, (_, tap) => {
+      const time = ((tap - margin) / before - place / after) * cutoff;
+      const near = Math.min(edge, Math.max(-edge, time));
+      return (sinc(near) * Math.cos((near * Math.PI) / edge / 2) ** 2 * cutoff) / before;
+    }),
+  );
+  return Float64Array.from({ length: Math.ceil((sound.length * after) / before) }, (_, place) => {
+    const first = Math.floor(place / after) * before - margin;
+    return filters[place % after].reduce((sum, x, tap) => sum + x * (sound[first + tap] ?? 0), 0);
+  });
+}
+
+/** Decode a file: the mean of its channels, at the encoder's rate. */
+async function decodeSound(file, by) {
+  const buffer = await file.arrayBuffer();
+  const rate = rateOf(buffer);
+  const decoded = await new OfflineAudioContext(1, 1, rate).decodeAudioData(buffer);
+  const sound = new Float64Array(decoded.length);
+  for (let channel = 0; channel < decoded.numberOfChannels; channel++) {
+    decoded.getChannelData(channel).forEach((x, place) => (sound[place] += x));
+  }
+  return resample(sound.map((x) => x / decoded.numberOfChannels), rate, by);
+}
+
+async function wave(file, by) {
+  let sound = file === undefined ? new Float64Array(1) : await decodeSound(file, by);
+  const first = Math.floor(Math.max(0, sound.length - by.most) / 2);
+  sound = sound.subarray(first, first + by.most);
+  const step = by.step ? round(by.step * by.rate) : 1;
+  const stored = new Int16Array(Math.max(step, Math.ceil(sound.length / step) * step));
+  sound.forEach((x, place) => (stored[place] = round(Math.min(1, Math.max(-1, x)) * by.peak)));
+  const lengths = input("int64", int64([stored.length]), []);
+  return { wave: input("int16", stored, [stored.length]), lengths };
+}
+
+function tokens(ids) {
+  const mask = input("bool", new Uint8Array(ids.length).fill(1), [ids.length]);
+  return { input_ids: input("int64", int64(ids), [ids.length]), attention_mask: mask };
+}
+
+async function bytes(text, by) {
+  return tokens([by.start, ...new TextEncoder().encode(text ?? "")].slice(0, by.max_length));
+}
+
+const readers = {}; // file -> Tokenizer
+
+async function tokenizer(text, by) {
+  readers[by.file] ??= new Tokenizer(await (await fetch(by.file)).json(), {});
+  const line = by.prompt + (text ?? "");
+  return tokens(encode(readers[by.file], by.lower_case ? line.toLowerCase() : line, by));
+}
+
+/** Encode a text; a long one loses its end, and keeps what the tokenizer puts around texts. */
+export function encode(reader, line, by) {
+  const { ids } = reader.encode(line);
+  const over = ids.length - by.max_length;
+  if (over > 0) {
+    const own = reader.encode(line, { add_special_tokens: false }).ids;
+    const around = ids.length - own.length;
+    const before = Array.from({ length: around + 1 }, (_, first) => first).find((first) =>
+      own.every((id, place) => ids[first + place] === id),
+    );
+    ids.splice(before + own.length - over, over);
+  }
+  return ids.length ? ids : [by.pad_id];
+}
+
+async function vector(values, by) {
+  return { values: input("float32", Float32Array.from(values ?? Array(by.width).fill(0)), [by.width]) };
+}
+
+async function sequence(steps, by) {
+  const kept = (steps ?? [Array(by.width).fill(0)]).slice(0, by.max_length);
+  const values = input("float32", Float32Array.from(kept.flat()), [kept.length, by.width]);
+  return { values, lengths: input("int64", int64([kept.length]), []) };
+}
+
+async function tabular(cells, by) {
+  const [values, codes, known] = [[], [], []];
+  for (const column of by.columns) {
+    const cell = cells?.[column.name];
+    const has = cell !== undefined && cell !== "";
+    const scaled = has && "mean" in column ? (Number(cell) - column.mean) / column.std : 0;
+    values.push(Math.min(100, Math.max(-100, scaled)));
+    const place = (column.values ?? []).indexOf(cell);
+    codes.push("mean" in column ? 0 : !has ? 1 : place < 0 ? 0 : place + 2);
+    known.push(Number(has));
+  }
+  const dims = [by.columns.length];
+  return {
+    values: input("float32", Float32Array.from(values), dims),
+    codes: input("int64", int64(codes), dims),
+    known: input("bool", Uint8Array.from(known), dims),
+  };
+}
+
+const PREPARE = { image, wave, bytes, tokenizer, vector, sequence, tabular };
+
+/** Prepare one sample, {modality: raw value}: the graph's inputs, {"present": ..., "image.pixels": ...}. */
+export async function prepare(sample, modalities) {
+  const names = Object.keys(modalities);
+  const present = Uint8Array.from(names, (name) => Number(sample[name] !== undefined));
+  const inputs = { present: input("bool", present, [names.length]) };
+  for (const name of names) {
+    const by = modalities[name].processor;
+    const prepared = await PREPARE[by.by](sample[name], by).catch((error) => {
+      throw new Error(`${name}: ${error.message}`);
+    });
+    for (const key of Object.keys(prepared)) inputs[`${name}.${key}`] = prepared[key];
+  }
+  return inputs;
+}

@@ -1,0 +1,111 @@
+"""A page in headless Chromium: what its scripts answer, what it loads, what it complains of."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
+
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--remote-debugging-port=0"),
+)
+COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+
+
+class Browser:
+    """A tab of Chromium, by its debugging protocol."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket, self.calls = socket, 0
+        self.requests: list[str] = []  # URLs
+        self.complaints: list[str] = []
+        for domain in ("Network", "Runtime", "Log", "Page"):
+            self._call(f"{domain}.enable")
+
+    def open(self, url: str, ready: str, seconds: float = 120) -> None:
+        """Open a page and wait until an expression is true."""
+        self._call("Page.navigate", url=url)
+        end = time.monotonic() + seconds
+        while self.run(ready) is not True:
+            assert time.monotonic() < end, self.complaints
+            time.sleep(0.2)
+
+    def run(self, code: str) -> Any:
+        """Run JavaScript, and wait for its result."""
+        flags = {"awaitPromise": True, "returnByValue": True}
+        done = self._call("Runtime.evaluate", expression=code, **flags)
+        assert "exceptionDetails" not in done, done["exceptionDetails"]
+        return done["result"].get("value")
+
+    def _call(self, method: str, **parameters: Any) -> Any:
+        self.calls += 1
+        number = self.calls
+        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while (message := json.loads(self.socket.recv())).get("id") != number:
+            if message["method"] == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+            if message["method"] in COMPLAINTS:
+                self.complaints.append(json.dumps(message["params"]))
+        return message["result"]
+
+
+@contextmanager
+def browser(chromium: str) -> Iterator[Browser]:
+    """Start Chromium, and end it."""
+    from websockets.sync.client import connect
+
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            ports = (re.search(r"ws://[^/]+:(\d+)/", line) for line in process.stderr)
+            port = next(found[1] for found in ports if found)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+                tab = next(x for x in json.load(answer) if x["type"] == "page")
+            with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+                yield Browser(socket)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing of each file."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder of static files; yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+
+
+def as_script(sample: Mapping[str, str]) -> str:
+    """Write a sample, whose files are named by their paths, as an object of JavaScript."""
+    parts = []
+    for name, value in sample.items():
+        if Path(value).is_file():
+            coded = base64.b64encode(Path(value).read_bytes()).decode()
+            bytes_of = f'Uint8Array.from(atob("{coded}"), (x) => x.charCodeAt(0))'
+            parts.append(f"{json.dumps(name)}: new File([{bytes_of}], {json.dumps(value)})")
+        else:
+            parts.append(f"{json.dumps(name)}: {json.dumps(value)}")
+    return f"{{{', '.join(parts)}}}"
