@@ -1,9 +1,11 @@
-"""Measure answering: `python perf/inference.py runs/stamps exported` writes results/inference.csv.
+"""Measure answering: `python perf/inference.py RUN EXPORTED [RUN EXPORTED ...]` writes
+results/inference.csv.
 
-The model of a run (eager, under bfloat16 autocast, compiled) against its exported folder (ONNX and,
-if it holds one, int8), on one thread, with 1 and 32 prepared rows of the run's test split; and one
-raw sample end to end, decoding included. Figures are CPU seconds of a call, and their ratio to
-eager's in the same rounds: the median and its quartiles.
+The model of each run (eager, under bfloat16 autocast, compiled) against its exported folder (ONNX
+and, if it holds one, int8), on one thread, with 1 and 32 prepared rows of the run's test split; and
+one raw sample end to end, decoding included. Figures are CPU seconds of a call, and their ratio to
+eager's in the same rounds: the median and its quartiles. Before that, answers are compared on the
+whole test split, with every subset of modalities: the largest difference, over max(1, value).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import argparse
 import csv
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +24,70 @@ from _timing import compare, interleaved
 import fusionzoo as fz
 from fusionzoo.config import read_yaml
 from fusionzoo.inputs.data import open_dataset
+from fusionzoo.structures import Sample
 
 OUT = Path(__file__).parents[1] / "results" / "inference.csv"
 ROWS = (1, 32)
+COLUMNS = ("model", "case", "form", "difference", "cpu_ms", "rows_per_cpu_s", "ratio")
+COLUMNS += ("quartile_low", "quartile_high")
 
 
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="a run folder")
-    parser.add_argument("exported", help="the folder that fusionzoo export wrote of it")
+    parser.add_argument("folders", nargs="+", help="a run, the folder exported of it, and so on")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    model = fz.load(given.model)
-    dataset = open_dataset(read_yaml(Path(given.model) / "config.yaml")["data"]).split("test")
-    full = dataset.present.all(1).nonzero()[:, 0].tolist()
     lines = []
-    for rows in ROWS:
-        batch = model.collate()([dataset[row] for row in (full * rows)[:rows]])
-        works = forms(model, given.exported, batch, not given.no_compile)
-        lines += table(f"{rows} prepared rows", works, given.rounds, rows)
-    raw = {name: dataset.reference(name, full[0]) for name in model.modalities}
-    onnx = fz.load(given.exported, runtime="onnx", threads=1)
-    works = {"eager": lambda: model.predict([raw]), "onnx": lambda: onnx.predict([raw])}
-    lines += table("one raw sample, decoding included", works, given.rounds, 1)
+    for run, exported in zip(given.folders[::2], given.folders[1::2], strict=True):
+        found = measured(run, exported, given.rounds, not given.no_compile)
+        lines += [{"model": Path(run).name, **line} for line in found]
     with OUT.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
+
+
+def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[str, object]]:
+    """Compare and time a model and its exported folder; return the lines of the table."""
+    model, onnx = fz.load(run), fz.load(exported, runtime="onnx", threads=1)
+    dataset = open_dataset(read_yaml(Path(run) / "config.yaml")["data"]).split("test")
+    worst, count = largest_difference(model, onnx, dataset)
+    line = {"case": f"{count} test samples, every subset", "form": "onnx", "difference": worst}
+    print(line, flush=True)
+    lines: list[dict[str, object]] = [line]
+    full = dataset.present.all(1).nonzero()[:, 0].tolist()
+    for rows in ROWS:
+        batch = model.collate()([dataset[row] for row in (full * rows)[:rows]])
+        works = forms(model, exported, batch, compiles)
+        lines += table(f"{rows} prepared rows", works, rounds, rows)
+    raw = {name: dataset.reference(name, full[0]) for name in model.modalities}
+    works = {"eager": lambda: model.predict([raw]), "onnx": lambda: onnx.predict([raw])}
+    return lines + table("one raw sample, decoding included", works, rounds, 1)
+
+
+@torch.no_grad()
+def largest_difference(model: Any, onnx: Any, dataset: Any) -> tuple[str, int]:
+    """Return the largest difference of logits on a data set, and the number of its samples."""
+    worst, collate = 0.0, model.collate()
+    for start in range(0, len(dataset), 16):
+        samples = [dataset[row] for row in range(start, min(start + 16, len(dataset)))]
+        for count in range(1, len(model.modalities) + 1):
+            for names in combinations(model.modalities, count):
+                batch = collate([without_others(sample, names) for sample in samples])
+                expected = model(batch).logits
+                off = (onnx.answer(batch)["logits"] - expected).abs().max()
+                worst = max(worst, float(off / expected.abs().max().clamp(min=1)))
+    return f"{worst:.1e}", len(dataset)
+
+
+def without_others(sample: Sample, names: Sequence[str]) -> Sample:
+    """Return a sample with these modalities only."""
+    values = {name: x if name in names else None for name, x in sample.values.items()}
+    return sample._replace(values=values)
 
 
 def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Callable[[], object]]:
