@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial as bind
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,18 @@ from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, 
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.as_trained import complete_for_model, refuse_without_labels
-from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
+from fusionzoo.datasets.opening.as_trained import (
+    complete_for_model,
+    refuse_without_labels,
+    refuse_without_weights,
+)
+from fusionzoo.datasets.opening.complete import (
+    NONE as NO_WEIGHTS,
+    TABLE,
+    Completed,
+    resolve_name,
+    target_columns,
+)
 from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import unseen_categories
@@ -85,6 +96,8 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
     settings = merge(stored, given)
     settings.pop("augment", None)  # of training samples
+    if settings.get("weight_column") == NO_WEIGHTS:
+        settings["weight_column"] = None
     if settings["name"] == IN_MEMORY:
         raise FusionZooError("--data.name is missing: the model was trained on data in memory")
     if run.get("plugins") and settings["name"] not in DATASETS:
@@ -180,6 +193,11 @@ def open_for_model(
     wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(wanted, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
+    if isinstance(cfg, EvaluateConfig):
+        refuse_without_weights(done)
+    elif done.settings.get("weight_column") is not None:  # nothing is measured
+        unweighted = {x: y for x, y in done.settings.items() if x != "weight_column"}
+        done = replace(done, settings=unweighted)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
         stored = {} if model.trained_on is None else model.trained_on.settings
         columns = [x.get("columns") or {} for x in (stored, wanted)]
