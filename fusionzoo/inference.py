@@ -355,7 +355,14 @@ def _answers(
         pooled = features[name].pooled.masked_fill(~present[name][:, None], 0)
         aligned[name] = F.normalize(project(pooled).float())
     relevance = relevance_labels(dataset).of(batch.ids) if aligned else Relevance()
-    return Answers(present=present, aligned=aligned, relevance=relevance, ids=batch.ids, **logits)
+    return Answers(
+        present=present,
+        aligned=aligned,
+        relevance=relevance,
+        ids=batch.ids,
+        weights=batch.weight,
+        **logits,
+    )
 
 
 def nested_metrics(figures: Figures) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from fusionzoo.evaluation.metrics import (
     metrics_of,
     multilabel_scores,
     right,
+    row_mean,
+    takes_weights,
 )
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target, kind_of
@@ -48,23 +50,39 @@ class Task(nn.Module):
         """Return how much each row counts in `criterion`, (B,); None: all the same."""
         return None
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Measure a whole split, on the CPU: (N, K), (N, C).
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        """Measure a whole split, on the CPU: (N, K), (N, C), how much each row counts (N,).
 
         By default by all metrics of the kind of target, and the mean loss.
         """
-        loss = self.criterion(logits, target).mean().item()
-        return {**self.figures(logits, target), "loss": loss}
+        loss = row_mean(self.criterion(logits, target), weights).item()
+        return {**self.figures(logits, target, weights), "loss": loss}
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Compute all metrics of the kind of target: (N, K), (N, C)."""
+    def figures(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        """Compute all metrics of the kind of target: (N, K), (N, C), weights (N,)."""
         kind = self.target
         name = kind.standard_kind()
         if isinstance(kind, Number):
-            return figures(name, kind.predicted(logits), kind.original(target[:, 0]))
+            return figures(name, kind.predicted(logits), kind.original(target[:, 0]), weights)
         if isinstance(kind, Level):
-            return figures(name, kind.rank(logits), target[:, 0].long())
-        return figures(name, logits, target.long() if name == "multilabel" else as_index(target))
+            return figures(name, kind.rank(logits), target[:, 0].long(), weights)
+        labels = target.long() if name == "multilabel" else as_index(target)
+        return figures(name, logits, labels, weights)
+
+    def check_weights(self) -> None:
+        """Raise an error if a metric, or the objective's method `metrics`, takes no weights."""
+        kind, name = self.target.standard_kind(), type(self).__name__
+        parts = {f"metric {x.name!r}": x.cls for x in metrics_of(kind)}
+        for part, function in {**parts, f"metrics of objective {name}": self.metrics}.items():
+            if not takes_weights(function):
+                raise FusionZooError(
+                    f"--data.weight_column: the {part} has no parameter `weights`: add"
+                    " `weights=None` to it, as docs/plugins.md says, or leave the column out"
+                )
 
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Return the figures of the final table and their titles: `shown`, titled metrics."""
@@ -205,9 +223,15 @@ class Classification(Task):
         # The power has no finite slope at 0 for gamma < 1.
         return (1 - right).clamp(min=1e-7) ** self.gamma * loss
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        loss = F.cross_entropy(logits.float(), as_index(target)).item()  # by no setting
-        return {**self.figures(logits, target), "loss": loss}
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        logits, index = logits.float(), as_index(target)  # the loss is by no setting
+        if weights is None:
+            loss = F.cross_entropy(logits, index)
+        else:
+            loss = row_mean(F.cross_entropy(logits, index, reduction="none"), weights)
+        return {**self.figures(logits, target, weights), "loss": loss.item()}
 
     def prior(self, labels: Tensor) -> Tensor:
         counts = self.prior_counts(labels)
@@ -240,9 +264,16 @@ class Multilabel(Task):
         )
         return each.mean(-1)
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        loss = F.binary_cross_entropy_with_logits(logits.float(), target.float()).item()
-        return {**self.figures(logits, target), "loss": loss}
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        logits, labels = logits.float(), target.float()
+        if weights is None:
+            loss = F.binary_cross_entropy_with_logits(logits, labels)
+        else:
+            each = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+            loss = row_mean(each.mean(-1), weights)
+        return {**self.figures(logits, target, weights), "loss": loss.item()}
 
     def prior(self, labels: Tensor) -> Tensor:
         """Return the odds of each label, half a sample added on both sides: none is infinite."""
@@ -265,7 +296,9 @@ class NoTarget(Task):
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         return 0.0 * logits.float().sum(-1)  # zero, but with a gradient, as DDP requires
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
         return {"loss": 0.0}
 
     def prior(self, labels: Tensor) -> Tensor:
