@@ -38,7 +38,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.measure import Answers, Figures, logits_of, measure
+from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_of, measure
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
@@ -50,6 +50,7 @@ from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
+from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
@@ -275,7 +276,8 @@ def evaluate(
     well each modality finds the others, with 95 % intervals; under `calibration` how far
     probabilities, sets and intervals hold, see `training.calibrate.measure`.
 
-    Under `seen_in_training`: how many of the samples the model was trained and validated on, by
+    Of data with a `weight_column` every sample counts by its weight, but for retrieval, and
+    `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was trained and validated on, by
     their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
     the fusion given each subset of the modalities, among the samples that have one of them, and
     with `subgroups` under that name the scores by group, see `evaluation.subgroups`. `model`
@@ -291,19 +293,20 @@ def evaluate(
         return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
     dataset = labelled(model, open_data(cfg, model, dataset))
     seen = report_seen(model, dataset)
+    weighted = {} if dataset.weight_column is None else {WEIGHTED_BY: dataset.weight_column}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
     answers = collect_answers(model, dataset, cfg, "evaluate", chosen)
     calibrated = {}
     if model.calibration is not None:
-        has_any = answers.has_any(answers.present)
-        logits, labels = answers.fused[has_any], answers.target[has_any]
         calibrated[CALIBRATION] = measure_calibration(
-            model.calibration, model.answer_targets, logits, labels
+            model.calibration, model.answer_targets, *calibratable(answers)
         )
-    nested = nested_metrics(measure(tasks_of_model(model, answers.target), answers))
+    tasks = tasks_of_model(model, answers.target)
+    if weighted:
+        tasks.check_weights()
+    nested = nested_metrics(measure(tasks, answers)) | weighted
     nested |= calibrated | {SEEN: seen}
     if cfg.subgroups:
-        tasks = tasks_of_model(model, answers.target)
         if len(tasks.tasks) > 1:
             raise FusionZooError("--subgroups compares by one target, and this model has several")
         columns = word_list(cfg.subgroups)

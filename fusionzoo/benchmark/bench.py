@@ -278,6 +278,11 @@ def open_bench(
     cfg = replace(cfg, encoders=encoders)
     for note in encoder_notes:
         print(note)
+    if opened.weight_column is not None:
+        raise FusionZooError(
+            "a benchmark compares all samples alike, and takes no --data.weight_column: leave it"
+            " out (train and evaluate weigh by it)"
+        )
     if len(opened.modalities) < 2:
         raise FusionZooError(f"{opened.source} has one modality: there is nothing to fuse")
     tasks = build_tasks(cfg, opened)

@@ -20,6 +20,12 @@ from .retrieval import Relevance, any_pair
 Metrics = dict[str, float]
 Subset = frozenset[str]  # of the modalities; the others are taken to be absent
 R = TypeVar("R")
+WEIGHTED_BY = "weighted_by"  # key of a model's metrics: the column of the samples' weights, if any
+
+
+def weighted_by(column: str) -> str:
+    """Say that figures are weighted, for titles."""
+    return f"weighted by {column}"
 
 
 class HasMetrics(Protocol):

@@ -76,6 +76,31 @@ def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[floa
     return float(interval.low), float(interval.high)
 
 
+def weighted(scores: Array, weights: Array | None) -> Array:
+    """Return scores (S, N) whose plain mean is the mean weighted by (N,); None leaves them.
+
+    m + (s - m) w / mean(w), with m the weighted mean of all: Taylor's linearisation of a ratio of
+    sums, so that an interval over items is that of the weighted mean (as of survey data).
+
+    >>> weighted(np.array([[1.0, 0.0, 0.0]]), np.array([2.0, 1.0, 1.0])).mean()
+    0.5
+    """
+    if weights is None:
+        return scores
+    factors = weights / weights.mean()
+    mean = (scores * factors).mean()
+    return np.asarray(mean + (scores - mean) * factors, np.float64)
+
+
+def effective_size(weights: Array) -> int:
+    """Return how many equal weights tell as much, (sum w)^2 / sum w^2 (Kish 1965), at least 1.
+
+    >>> effective_size(np.array([1.0, 1.0, 0.0, 0.0]))
+    2
+    """
+    return max(1, round(float(weights.sum() ** 2 / (weights**2).sum())))
+
+
 def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
     """Return one column per group: (S, N) -> (S, G), with the same mean.
 

@@ -17,7 +17,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Interval, by_group, crossed, share_interval
+from .statistics import LEVEL, Interval, by_group, crossed, share_interval, weighted
 
 Array = NDArray[np.float64]
 MAX_GROUPS = 20
@@ -54,7 +54,11 @@ class Subgroups(NamedTuple):
 
 
 def compare_subgroups(
-    scores: Array, names: Sequence[str | None], clusters: Sequence[str], column: str
+    scores: Array,
+    names: Sequence[str | None],
+    clusters: Sequence[str],
+    column: str,
+    weights: Array | None = None,
 ) -> Subgroups:
     """Compare the samples of each group with all others: `scores` (N,), higher is better.
 
@@ -62,7 +66,8 @@ def compare_subgroups(
     A group's interval is Wilson's where each sample is right or wrong and none belong together,
     else Student's over clusters. That of a difference joins both sides' intervals (Newcombe 1998;
     Zou and Donner 2008, doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds
-    for the worst of the groups. Clusters with samples in several groups are counted in each.
+    for the worst of the groups. Clusters with samples in several groups are counted in each. Samples
+    count by their `weights` (N,), above 0; then every interval is Student's.
 
     Raises:
         FusionZooError: one group, or more than `MAX_GROUPS`
@@ -79,7 +84,10 @@ def compare_subgroups(
     groups = []
     for name in sorted(counts):
         inside = words == name
-        sides = [(scores[rows], clustered[rows]) for rows in (inside, ~inside)]
+        sides = [
+            (scores[rows], clustered[rows], None if weights is None else weights[rows])
+            for rows in (inside, ~inside)
+        ]
         difference = _difference(*(_mean(*side, level) for side in sides))
         groups.append(Subgroup(name, counts[name], _mean(*sides[0], LEVEL), difference))
     large = [group for group in groups if group.samples >= FEW]
@@ -97,7 +105,10 @@ def subgroup_metrics(
     """
     metric, row_of = task.metric, {key: row for row, key in enumerate(dataset.ids)}
     target = answers.target.reshape(len(answers.target), -1)
-    known = ~target.double().isnan().any(1)
+    known, weights = ~target.double().isnan().any(1), None
+    if answers.weights is not None:
+        known &= answers.weights > 0
+        weights = answers.weights[known].double().numpy()
     scores = task.scores(answers.fused.float()[known], target[known]).numpy()
     rows = [row_of[key] for key, one in zip(answers.ids, known.tolist(), strict=True) if one]
     found: dict[str, Any] = {}
@@ -111,7 +122,7 @@ def subgroup_metrics(
         names, clusters = (
             [cells[row] for row in rows] for cells in (dataset.column(column), dataset.groups)
         )
-        groups, worst = compare_subgroups(scores, names, clusters, column)
+        groups, worst = compare_subgroups(scores, names, clusters, column, weights)
         found[column] = {
             "metric": metric.name,
             "groups": {group.name: _figures(group, metric) for group in groups},
@@ -155,9 +166,11 @@ def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     return header, rows, f"worst is {worst!r}, {proven} all others"
 
 
-def _mean(scores: Array, clusters: NDArray[np.str_], level: float) -> Interval:
-    by_cluster = by_group(scores[None], clusters.tolist())
-    if by_cluster.shape[1] == len(scores) and np.isin(scores, (0, 1)).all():
+def _mean(
+    scores: Array, clusters: NDArray[np.str_], weights: Array | None, level: float
+) -> Interval:
+    by_cluster = by_group(weighted(scores[None], weights), clusters.tolist())
+    if weights is None and by_cluster.shape[1] == len(scores) and np.isin(scores, (0, 1)).all():
         mean = float(scores.mean())
         return Interval(mean, *share_interval(mean, len(scores), level))
     interval, _ = crossed(by_cluster, level=level)
