@@ -24,7 +24,7 @@ from fusionzoo.datasets.opening.as_trained import (
     refuse_without_weights,
 )
 from fusionzoo.datasets.opening.complete import (
-    NONE as NO_WEIGHTS,
+    NONE,
     TABLE,
     Completed,
     resolve_name,
@@ -97,7 +97,7 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
     settings = merge(stored, given)
     settings.pop("augment", None)  # of training samples
-    if settings.get("weight_column") == NO_WEIGHTS:
+    if settings.get("weight_column") == NONE:
         settings["weight_column"] = None
     if settings["name"] == IN_MEMORY:
         raise FusionZooError("--data.name is missing: the model was trained on data in memory")
@@ -277,12 +277,12 @@ def evaluate(
     probabilities, sets and intervals hold, see `training.calibrate.measure`.
 
     Of data with a `weight_column` every sample counts by its weight, but for retrieval, and
-    `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was trained and validated on, by
-    their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
-    the fusion given each subset of the modalities, among the samples that have one of them, and
-    with `subgroups` under that name the scores by group, see `evaluation.subgroups`. `model`
-    and `dataset` replace those that `cfg` names. Samples without a label are left out. `cfg.out`
-    names a JSON file to write.
+    `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was
+    trained and validated on, by their ids; None if its folder does not say. With `every_subset`
+    also, under `subsets`, those of the fusion given each subset of the modalities, among the
+    samples that have one of them, and with `subgroups` under that name the scores by group, see
+    `evaluation.subgroups`. `model` and `dataset` replace those that `cfg` names. Samples without a
+    label are left out. `cfg.out` names a JSON file to write.
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):

@@ -94,6 +94,8 @@ def find_modalities(
         table.require(role, f"--data.{setting}")
     for name in kinds:
         table.require(name, f"--data.kinds.{name}")
+    if WEIGHT in table.roles:
+        _refuse_as_weight(table, [*({*table.roles, *kinds} - {WEIGHT, TIME}), *labels])
     roles = [x for x in (*ROLES, WEIGHT) if x in table.roles]
     taken = {table.position(name) for name in [*roles, *labels]}
     names = [name for name in table.roles if name not in (*ROLES, TIME, WEIGHT)]
@@ -442,19 +444,26 @@ def _read_columns(
 def _read_weights(
     table: Columns, columns: Mapping[str, ArrowColumn], taken: Sequence[str]
 ) -> dict[str, ArrowColumn]:
-    """Return the column of weights as text with decimal points, under its own name; it is none of
-    those `taken`, by role or name, and no other role."""
+    """Return the column of weights as text with decimal points, under its own name, which is that
+    of no other column."""
     if WEIGHT not in table.roles:
         return {}
-    name, place = table.name(WEIGHT).strip(), table.position(WEIGHT)
-    others = {x: table.position(x) for x in (*ROLES, *taken) if x in table}
-    role = next((x for x, position in others.items() if position == place), None)
-    if role is not None or name in columns:
-        raise FusionZooError(
-            f"{table.source}: column {name!r} is the {role or name}, and --data.weight_column"
-            " names it as the weight: choose one"
-        )
+    _refuse_as_weight(table, [*ROLES, *taken])
+    name = table.name(WEIGHT).strip()
+    if name in columns:
+        raise FusionZooError(f"{table.source}: {name!r} is a modality, too: rename the column")
     return {name: table.numbers(WEIGHT)}
+
+
+def _refuse_as_weight(table: Columns, roles: Collection[str]) -> None:
+    """Raise an error if the column of weights has one of these roles."""
+    place = table.position(WEIGHT)
+    for role in roles:
+        if role in table and table.position(role) == place:
+            raise FusionZooError(
+                f"{table.source}: column {table.name(role)!r} is the {role}, and"
+                " --data.weight_column names it as the weight: choose one"
+            )
 
 
 def _read_values(

@@ -51,9 +51,7 @@ def reliability(
     return Reliability((confidence_sum / size)[filled], (correct_sum / size)[filled], size[filled])
 
 
-def calibration(
-    logits: Tensor, target: Tensor, weights: Tensor | None = None
-) -> dict[str, float]:
+def calibration(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> dict[str, float]:
     """Return `ece`, `brier` and `nll` in nats; rows count by their `weights` (N,).
 
     `ece` is the mean over samples of |accuracy - confidence| of the sample's bin. `brier` is the

@@ -66,8 +66,8 @@ def compare_subgroups(
     A group's interval is Wilson's where each sample is right or wrong and none belong together,
     else Student's over clusters. That of a difference joins both sides' intervals (Newcombe 1998;
     Zou and Donner 2008, doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds
-    for the worst of the groups. Clusters with samples in several groups are counted in each. Samples
-    count by their `weights` (N,), above 0; then every interval is Student's.
+    for the worst of the groups. Clusters with samples in several groups are counted in each.
+    Samples count by their `weights` (N,), above 0; then every interval is Student's.
 
     Raises:
         FusionZooError: one group, or more than `MAX_GROUPS`

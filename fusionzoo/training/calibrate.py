@@ -281,9 +281,7 @@ def covered(
     return float(row_mean((target.misfit(logits, labels) <= limit).double(), weights))
 
 
-def mean_size(
-    target: Target, logits: Tensor, limit: float, weights: Tensor | None = None
-) -> float:
+def mean_size(target: Target, logits: Tensor, limit: float, weights: Tensor | None = None) -> float:
     """Return the mean number of members of a set, or half the width of an interval."""
     if isinstance(target, Number):
         return limit
