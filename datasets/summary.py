@@ -95,10 +95,8 @@ def _groups(dataset: PairedDataset) -> str:
 def _weights(dataset: PairedDataset) -> str:
     """Say which column weighs losses and metrics, and how far its weights differ."""
     weights = dataset.weight_values[dataset.rows]
-    low, high = float(weights.min()), float(weights.max())
-    return (
-        f"{low:g} to {high:g}, mean {float(weights.mean()):.4g} (column {dataset.weight_column!r})"
-    )
+    low, high, mean = (float(x) for x in (weights.min(), weights.max(), weights.double().mean()))
+    return f"{low:g} to {high:g}, mean {mean:.4g} (column {dataset.weight_column!r})"
 
 
 def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:

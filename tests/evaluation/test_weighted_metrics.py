@@ -119,12 +119,8 @@ def test_a_row_of_weight_0_is_left_out_of_all_figures() -> None:
 def test_the_loss_of_every_objective_is_the_weighted_mean() -> None:
     draw = torch.Generator().manual_seed(0)
     for name, target, labels in (
-        ("multilabel", AnyOf("a", ("x", "y", "z")), torch.randint(2, (ROWS, 3), generator=draw)),
-        (
-            "classification",
-            OneOf("a", ("x", "y", "z")),
-            torch.randint(3, (ROWS, 1), generator=draw),
-        ),
+        ("multilabel", AnyOf("a", tuple("xyz")), torch.randint(2, (ROWS, 3), generator=draw)),
+        ("classification", OneOf("a", tuple("xyz")), torch.randint(3, (ROWS, 1), generator=draw)),
     ):
         tasks = Tasks([OBJECTIVES.create(name, target, labels.float())])
         logits = torch.randn(ROWS, 3, generator=draw)
