@@ -23,14 +23,9 @@ from fusionzoo.datasets.opening.as_trained import (
     refuse_without_labels,
     refuse_without_weights,
 )
-from fusionzoo.datasets.opening.complete import (
-    NONE,
-    TABLE,
-    Completed,
-    resolve_name,
-    target_columns,
-)
+from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.sources.cell_kinds import NONE
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device

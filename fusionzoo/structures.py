@@ -189,7 +189,7 @@ class StepContext(NamedTuple):
     output: FusionOutput = None  # type: ignore[assignment]  # of the fusion
     criterion: Criterion = None  # type: ignore[assignment]  # the objective's loss, per row
     row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
-    sample_weight: Tensor | None = None  # (B,) of the data's column, over its mean
+    sample_weight: Tensor | None = None  # (B,) of the data's column, over its mean; None: all 1
     row_weight_of: Callable[[Tensor], Tensor | None] | None = None  # of other labels
     memory: nn.Module | None = None  # the result of `Fusion.prepare`
     augmented: tuple[Batch, Batch] | None = None  # two views of the batch, if a strategy makes them

@@ -40,13 +40,15 @@ def weights_of(data: PairedDataset) -> dict[str, float]:
 
 def test_a_column_of_weights_is_read_and_is_no_input() -> None:
     inferred = fz.create_dataset(table(), target="target", weight_column="W ")
-    assert inferred.weight_column == "w" and {*inferred[3].values["tabular"]} == {"age"}
+    assert inferred.weight_column == "w"
+    sample = inferred[3]
+    assert sample is not None and {*sample.values["tabular"]} == {"age"} and sample.weight == 1.5
     assert inferred.weights is not None and inferred.weights.dtype == torch.float32
     assert inferred.weights.tolist() == table()["w"]
-    assert inferred[3].weight == 1.5
     assert "weights   0 to 11.5, mean 5.75 (column 'w')" in data_summary(inferred)
     assert opened(weight_column=None).weights is None
-    assert opened(weight_column=None)[3].weight is None
+    unweighted = opened(weight_column=None)[3]
+    assert unweighted is not None and unweighted.weight is None
 
 
 VIEWS = {
@@ -101,7 +103,7 @@ def test_joined_sources_keep_the_weights_of_the_one_that_has_them() -> None:
     [(None, "is empty"), ("NaN", "is 'NaN'"), (-0.5, "is '-0.5'"), ("x", "is 'x'"), ("inf", "inf")],
 )
 def test_a_cell_that_is_no_weight_is_one_error_with_its_place(cell: Any, said: str) -> None:
-    cells = [str(x) for x in table()["w"]]
+    cells: list[str | None] = [str(x) for x in table()["w"]]
     cells[4] = cell if cell is None else str(cell)
     place = r"row 5, sample 'r4': the weight in column 'w' "
     with pytest.raises(FusionZooError, match=place + f".*{said}"):
