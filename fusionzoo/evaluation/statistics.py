@@ -171,22 +171,26 @@ def compare(
     groups: Sequence[str] | None = None,
     test_share: float = 0.0,
     resamples: int = RESAMPLES,
+    weights: Array | None = None,
 ) -> Comparison:
     """Compare two models on the same seeds and items: both (S, N), higher is better.
 
     `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
     and the sign-flip permutation test resample items only, with the trained models fixed. `groups`
-    (N,) names the items that belong together; `test_share` is that of `crossed`.
+    (N,) names the items that belong together; `test_share` is that of `crossed`. Items count by
+    their `weights` (N,), see `weighted`; McNemar's test takes none, and is then NaN.
     """
-    gain = by_group(np.asarray(a, np.float64) - np.asarray(b, np.float64), groups)
+    gain = weighted(np.asarray(a, np.float64) - np.asarray(b, np.float64), weights)
+    gain = by_group(gain, groups)
     interval, p = crossed(gain, test_share)
     by_item = gain.mean(0)
-    weights, signs = _resamples(len(by_item), resamples)
-    low, high = np.quantile(weights @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    drawn, signs = _resamples(len(by_item), resamples)
+    low, high = np.quantile(drawn @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     flipped = np.abs(signs @ by_item)
     at_least = int((flipped >= abs(by_item.sum()) - 1e-9).sum())
     permutation = (at_least + 1) / (resamples + 1)
-    return Comparison(*interval, p, float(low), float(high), permutation, mcnemar(a, b))
+    votes = mcnemar(a, b) if weights is None else math.nan
+    return Comparison(*interval, p, float(low), float(high), permutation, votes)
 
 
 def mcnemar(a: Array, b: Array) -> float:

@@ -104,7 +104,7 @@ def build_objective(
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     with_heads = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
-    prior = tasks.prior(targets)
+    prior = tasks.prior(targets, train_set.weights)
     heads = UnimodalHeads(dims if with_heads else {}, model.spec["fusion"]["dim"], prior)
     if train_set.scheme != ():
         model.complete(prior=prior)
@@ -162,14 +162,21 @@ def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDat
                 "--optim.schedule plateau follows a validation loss, which --objective.name none"
                 " lacks"
             )
+    if train_set.weights is not None:
+        check_weighable(objective)
     for name, strategy in strategies.items():
-        if train_set.weights is not None and not strategy.weighs_rows:
+        if cfg.dist.strategy == "fsdp" and not strategy.shards:
+            raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
+
+
+def check_weighable(objective: Objective) -> None:
+    """Raise on training strategies that cannot weigh rows."""
+    for name, strategy in objective.balance.items():
+        if not strategy.weighs_rows:
             raise FusionZooError(
                 f"--balance {name} compares samples with each other, so it cannot weigh single"
                 " ones: leave it out, or leave out --data.weight_column"
             )
-        if cfg.dist.strategy == "fsdp" and not strategy.shards:
-            raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
 
 
 def splits_of(cfg: RunConfig, dataset: PairedDataset) -> dict[str, PairedDataset]:

@@ -141,17 +141,16 @@ class Tasks(nn.Module):
         tasks = [task for task in self.tasks if isinstance(task, Task)]
         return any(task.is_error(key) for task in tasks if column in ("", task.target.name))
 
-    def prior(self, labels: Tensor) -> Tensor:
-        """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the prediction without any input, as exp(logits): labels of a split, how much each
+        row counts (N,) -> (K,)."""
         if self.plain:
-            return self.first.prior(labels)
-        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
-        return torch.cat(
-            [
-                task.prior(task_labels[~task_labels.isnan().any(-1)])
-                for task, _, task_labels in parts
-            ]
-        )
+            return self.first.prior(labels, *_listed(weights)).to(torch.float32)
+        priors = []
+        for task, _, label in self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels):
+            known = ~label.isnan().any(-1)
+            priors.append(task.prior(*(x[known] for x in (label, *_listed(weights)))))
+        return torch.cat(priors)
 
     def unlabelled(self, labels: Tensor) -> list[str]:
         """Return the tasks for which no row has a label: labels of a split (N, C)."""

@@ -77,7 +77,8 @@ class Task(nn.Module):
         """Raise an error if a metric, or the objective's method `metrics`, takes no weights."""
         kind, name = self.target.standard_kind(), type(self).__name__
         parts = {f"metric {x.name!r}": x.cls for x in metrics_of(kind)}
-        for part, function in {**parts, f"metrics of objective {name}": self.metrics}.items():
+        parts |= {f"method {x.__name__} of {name}": x for x in (self.metrics, self.prior)}
+        for part, function in parts.items():
             if not takes_weights(function):
                 raise FusionZooError(
                     f"--data.weight_column: the {part} has no parameter `weights`: add"
@@ -94,8 +95,8 @@ class Task(nn.Module):
         kind = self.target.standard_kind()
         return name in self.errors or any(x.key == name and not x.higher for x in metrics_of(kind))
 
-    def prior(self, labels: Tensor) -> Tensor:
-        """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return what to answer where nothing is known, exp(logits): (N, C), (N,) -> (K,)."""
         raise NotImplementedError
 
     @property
@@ -208,8 +209,8 @@ class Classification(Task):
         """Return the weight of each row's class, (B,)."""
         return None if self.weight is None else self.weight.float()[as_index(target)]
 
-    def prior_counts(self, labels: Tensor) -> Tensor:
-        return torch.bincount(as_index(labels), minlength=self.target.width)
+    def prior_counts(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        return torch.bincount(as_index(labels), weights, minlength=self.target.width)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -233,8 +234,8 @@ class Classification(Task):
             loss = row_mean(F.cross_entropy(logits, index, reduction="none"), weights)
         return {**self.figures(logits, target, weights), "loss": loss.item()}
 
-    def prior(self, labels: Tensor) -> Tensor:
-        counts = self.prior_counts(labels)
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        counts = self.prior_counts(labels, weights)
         return counts / counts.sum()
 
 
@@ -275,9 +276,11 @@ class Multilabel(Task):
             loss = row_mean(each.mean(-1), weights)
         return {**self.figures(logits, target, weights), "loss": loss.item()}
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the odds of each label, half a sample added on both sides: none is infinite."""
         num_positive = labels.sum(0)
+        if weights is not None:
+            num_positive = len(labels) * row_mean(labels, weights)
         return (num_positive + 0.5) / (len(labels) - num_positive + 0.5)
 
 
@@ -301,7 +304,7 @@ class NoTarget(Task):
     ) -> dict[str, float]:
         return {"loss": 0.0}
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return torch.ones(1)
 
 
@@ -327,10 +330,13 @@ class Ordinal(Task):
         )
         return each.masked_fill(level < k, 0).sum(-1)
 
-    def prior(self, labels: Tensor) -> Tensor:
-        counts = torch.bincount(as_index(labels), minlength=self.target.width + 1)
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        counts = torch.bincount(as_index(labels), weights, minlength=self.target.width + 1)
         above = counts.sum() - counts.cumsum(0)
-        return (above / counts)[:-1]  # every level occurs
+        if weights is None:
+            return (above / counts)[:-1]  # every level occurs
+        # A level may have no weight.
+        return (above.clamp(min=1e-9) / counts.clamp(min=1e-9))[:-1]
 
 
 @OBJECTIVES.register("regression", family="objective", target="regression")
@@ -366,5 +372,7 @@ class Regression(Task):
         error = answer - wanted
         return error.square() if self.loss == "mse" else error.abs()
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return row_mean(labels, weights).exp()
         return torch.ones(1)  # exp(0): the mean

@@ -34,13 +34,14 @@ class Linear(Method):
         model = LogisticRegression(C=setting["penalty"], max_iter=500, tol=1e-3)
         with warnings.catch_warnings():  # weights that still grow are judged by the validation loss
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(learned.side_by_side, labels)
+            model.fit(learned.side_by_side, labels, sample_weight=learned.weights)
         return model.classes_, model.predict_proba(asked.side_by_side)
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
         from sklearn.linear_model import Ridge
 
-        model = Ridge(alpha=len(y) / setting["penalty"] / 100).fit(learned.side_by_side, y)
+        model = Ridge(alpha=len(y) / setting["penalty"] / 100)
+        model.fit(learned.side_by_side, y, sample_weight=learned.weights)
         return np.asarray(model.predict(asked.side_by_side)).reshape(len(asked.present), -1)
 
 

@@ -127,7 +127,7 @@ def _scores_where_present(
         rows = present[:, [name in subset for name in modalities]].any(1)
         if not rows.all():
             known = candidate.subset_scores[:, number, rows]
-            scores[subset] = float(known.mean()) if known.size else math.nan
+            scores[subset] = summary.mean(known, rows) if known.size else math.nan
     return scores
 
 
@@ -160,7 +160,8 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
     fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
     if len(fusions) < 3 or num_seeds < 2:
         return None
-    ranking = rank(np.stack([fusion.scores.mean(1) for fusion in fusions], axis=1))
+    by_seed = [[summary.mean(x[None]) for x in fusion.scores] for fusion in fusions]
+    ranking = rank(np.array(by_seed).T)
     names = [fusion.name for fusion in fusions]
     matrix, lines = pairwise(summary, fusions)
     counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]

@@ -356,8 +356,9 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
             "samples": int((rows & summary.first_tests).sum()),
         }
         for candidate in (best, cascade, *means, choice.results):
-            line[candidate.name] = metric.shown(float(candidate.scores[:, rows].mean()))
-        if rows.sum() >= FEWEST_SAMPLES:
+            line[candidate.name] = metric.shown(summary.mean(candidate.scores[:, rows], rows))
+        counted = rows if summary.weights is None else rows & (summary.weights > 0)
+        if counted.sum() >= FEWEST_SAMPLES:
             gain = summary.compare(choice.results, cascade, rows)
             line |= {"gain": gain.difference, "gain_low": gain.low, "gain_high": gain.high}
         lines.append(line)
