@@ -209,6 +209,7 @@ class Bench:
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.
     predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     weights: Tensor | None = None  # (N,) how much each sample counts; None: all alike
+    weighted_by: str | None = None  # the column of the weights
 
     def weights_of(self, rows: Tensor) -> Tensor | None:
         """Return how much samples count, (n,); None: all alike."""
@@ -311,6 +312,7 @@ def open_bench(
         opened if isinstance(data, PairedDataset) else None,
         protocol=protocol,
         weights=opened.weights,
+        weighted_by=opened.weight_column,
     )
     return bench, opened
 
@@ -330,8 +332,9 @@ def _weights_note(tasks: Tasks, dataset: PairedDataset, folds: Sequence[Fold]) -
                 )
     return [
         f"Samples are weighted by {column}: in training, tuning, every score, interval and test, in"
-        " baselines and fitted models. The calibration error, its diagram, the risk and the controls"
-        " count all alike; McNemar's test, redundancy, synergy and interactions are left out."
+        " baselines and fitted models. The calibration error, its diagram, the risk and the"
+        " controls count all alike; McNemar's test, redundancy, synergy and interactions are left"
+        " out."
     ]
 
 

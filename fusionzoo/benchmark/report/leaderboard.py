@@ -46,7 +46,7 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
-LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
+LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
 EARLIER_KEYS = {"strategy": "candidate"}  # of lines and columns, in files of earlier versions
 EXTERNAL = "external"  # kind and family of others' figures and predictions
 Line = Mapping[str, Any]

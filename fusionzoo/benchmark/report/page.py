@@ -16,6 +16,7 @@ from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.evaluation.statistics import rank
 from fusionzoo.files import write_text
@@ -402,7 +403,9 @@ def print_report(
 def print_figures(figures: Mapping[str, Any]) -> None:
     """Print the leaderboard's main columns and the verdict."""
     header, rows = text_table(figures["leaderboard"], figures["metric"], TERMINAL)
-    print_table("Test samples", header, rows)
+    column = figures.get(WEIGHTED_BY)  # earlier reports have none
+    title = "Test samples" if column is None else f"Test samples, {weighted_by(column)}"
+    print_table(title, header, rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
     for name, reason in figures.get("not_run", {}).items():  # earlier reports have none

@@ -94,8 +94,8 @@ class CandidateResults:
     def mean(self, **where: Any) -> float:
         """Average the score over seeds and samples, by default on the whole test split.
 
-        A fold counts by its samples, or their weights. `where` selects other rows: `subset="a"`, `modality="a",
-        corruption="jitter", severity=1`.
+        A fold counts by its samples, or their weights. `where` selects other rows: `subset="a"`,
+        `modality="a", corruption="jitter", severity=1`.
         """
         wanted = {"subset": "full", "corruption": "", **where}
         rows = [row for row in self.rows if all(row[key] == x for key, x in wanted.items())]

@@ -197,7 +197,8 @@ def _untuned(bench: Bench, name: str, results: Results, seeds: Collection[int]) 
         return math.nan
     weights = None
     if bench.weights is not None:
-        weights = torch.cat([bench.weights[bench.folds[fold].test] for _, fold in kept]).numpy()
+        parts = [bench.weights[bench.folds[fold].test] for _, fold in kept]
+        weights = torch.cat(parts).double().numpy()
     return float(np.average(np.concatenate([*kept.values()]), weights=weights))
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.measure import WEIGHTED_BY
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley
 from fusionzoo.evaluation.statistics import Comparison, Interval
@@ -96,6 +97,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "tuning_trials": bench.cfg.tune,
         "refit": bench.cfg.refit,
         "protocol": bench.protocol,
+        **({} if bench.weighted_by is None else {WEIGHTED_BY: bench.weighted_by}),
         "notes": bench.notes,
         "failed": summary.failed,
         "not_run": dict(bench.not_run),
