@@ -125,7 +125,8 @@ def _scores_where_present(
         return scores
     present = summary.bench.present[summary.rows].numpy()
     for number, subset in enumerate(order[1:-1], 1):
-        rows = present[:, [name in subset for name in modalities]].any(1)
+        columns = [name in subset for name in modalities]
+        rows = np.asarray(present[:, columns].any(1), np.bool_)
         if not rows.all():
             known = candidate.subset_scores[:, number, rows]
             scores[subset] = summary.mean(known, rows) if known.size else math.nan
