@@ -179,7 +179,10 @@ def _val_weights(bench: Bench, job: Job) -> NDArray[np.float64] | None:
 
 def _mean_loss(bench: Bench, job: Job, losses: NDArray[np.float64]) -> float:
     """Return the mean of the validation samples' losses, each counting by its weight."""
-    return float(np.average(losses, weights=_val_weights(bench, job)))
+    weights = _val_weights(bench, job)
+    if weights is not None and not np.isfinite(losses).all():
+        return math.inf  # also where the weight of an infinite loss is 0
+    return float(np.average(losses, weights=weights))
 
 
 def _default_losses(bench: Bench, job: Job) -> NDArray[np.float64]:

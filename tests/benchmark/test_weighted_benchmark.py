@@ -20,53 +20,11 @@ from fusionzoo.benchmark.fitted.linear import Linear
 from fusionzoo.benchmark.fitted.method import Inputs, Method
 from fusionzoo.benchmark.report.leaderboard import leaderboard
 from fusionzoo.benchmark.report.results import Summary
-from fusionzoo.benchmark.train import (
-    BalancedTrainer,
-    CachedEncoder,
-    FeedTrainer,
-    SingleTrainer,
-    StackedTrainer,
-)
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import compare
-from fusionzoo.training.multitask import plain_tasks
 from helpers.planted import ITEMS, TARGET, candidate, summary
-from helpers.setup_benchmark import small
 
-from .test_fit import DIMS, TARGETS, TRAIN, feed, model
-
-WHOLE = torch.arange(60) % 3 + 1.0  # of the training rows
-TWICE = torch.arange(60).repeat_interleave(WHOLE.long())
 ROWS = 120
-
-
-def trained(trainer: FeedTrainer, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The weights of the first model after a step on these rows of the training split."""
-    chosen = torch.as_tensor(rows)
-    (batch,) = feed([TRAIN[chosen]], 0)
-    trainer.train(True)
-    is_stacked = isinstance(trainer, StackedTrainer)
-    if is_stacked:
-        batch = {n: type(x)(*(part[None] for part in x)) for n, x in batch.items()}
-    trainer.step(batch, chosen[None], TARGETS[TRAIN[chosen]][None], 0.0, 0)
-    return trainer.weights(0)
-
-
-def test_every_trainer_takes_a_weight_of_2_for_a_row_listed_twice(tmp_path: Path) -> None:
-    cfg = small(tmp_path, epochs=1, batch_size=200, patience=None)
-    cfg = replace(cfg, optim=replace(cfg.optim, name="sgd", momentum=0.0, lr=0.1))
-    wanted = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), TWICE.tolist())
-    plain = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), range(60))
-    single = SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN], weights=WHOLE)
-    stacked = StackedTrainer([model("gmu", 0)], cfg, weights=WHOLE)
-    cached = model("gmu", 0)
-    cached.encoders.update({n: CachedEncoder(n, "vector", width) for n, width in DIMS.items()})
-    balanced = BalancedTrainer(cached, cfg, plain_tasks(), [], TARGETS, TRAIN, weights=WHOLE)
-    for trainer in (single, stacked, balanced):
-        found = trained(trainer, range(60))
-        for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
-        assert any(not torch.allclose(found[x], plain[x], atol=1e-5) for x in plain)
 
 
 # ---- the summary

@@ -10,6 +10,7 @@ import torch
 
 import fusionzoo as fz
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.identity import data_identity
@@ -81,6 +82,13 @@ def test_every_view_keeps_its_samples_weights(name: str) -> None:
 def test_a_written_manifest_opens_with_its_weights(name: str, tmp_path: Path) -> None:
     data = opened(columns={})
     again = fz.create_dataset(**data.to_manifest(tmp_path / name))
+    assert weights_of(again) == weights_of(data)
+
+
+def test_shards_of_a_data_set_have_its_weights(tmp_path: Path) -> None:
+    data = opened(columns={})
+    write_shards(data, tmp_path / "shards", Settings())
+    again = fz.create_dataset(tmp_path / "shards", weight_column="w")
     assert weights_of(again) == weights_of(data)
 
 

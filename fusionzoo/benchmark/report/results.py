@@ -101,7 +101,7 @@ class CandidateResults:
         rows = [row for row in self.rows if all(row[key] == x for key, x in wanted.items())]
         if not rows:
             return math.nan
-        sizes = [float(row.get("weight", row["samples"])) for row in rows]
+        sizes = [row["weight" if "weight" in row else "samples"] for row in rows]
         return float(np.average([row["score"] for row in rows], weights=sizes))
 
     def score_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
