@@ -121,9 +121,9 @@ def test_boosted_trees_take_no_more_threads_than_torch(monkeypatch: pytest.Monke
     seen: list[int] = []
     fit = HistGradientBoostingClassifier.fit
 
-    def recorded(self: Any, *arguments: Any) -> Any:
+    def recorded(self: Any, *arguments: Any, **weights: Any) -> Any:
         seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "openmp")
-        return fit(self, *arguments)
+        return fit(self, *arguments, **weights)
 
     monkeypatch.setattr(HistGradientBoostingClassifier, "fit", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
