@@ -502,6 +502,8 @@ def join_arguments(
     policies = {name: source.on_error for name, source in sources.items()}
     if len(set(policies.values())) > 1:
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")
+    weight = _weight_column(sources)
+    labels = [*labels, *(() if weight is None else (weight,))]
     joined = join_tables(sources, how, on, names, labels, drop_empty)
     encoders = {name: source.default_encoders for name, source in sources.items()}
     return {
@@ -514,4 +516,18 @@ def join_arguments(
         "encoders": {x: encoders[name][original] for x, (name, original) in joined.origins.items()},
         "targets": joined.targets,
         "provenance": joined.provenance,
+        "weight_column": weight,
     }
+
+
+def _weight_column(sources: Sources) -> str | None:
+    """Return the column by which the joined samples are weighted, that of the sources that name
+    one; they must agree on its cells."""
+    names = {x.weight_column: name for name, x in sources.items() if x.weight_column is not None}
+    if len(names) > 1:
+        listed = ", ".join(f"{column!r} of {name}" for column, name in names.items())
+        raise FusionZooError(
+            f"the sources to join have different columns of weights: {listed}; name one of them"
+            " with weight_column"
+        )
+    return next(iter(names), None)

@@ -54,6 +54,7 @@ from .tables.table import (
     find_classes,
     presence,
     read_labels,
+    read_weights,
     word_list,
 )
 from .tables.tabular import learn_columns
@@ -89,6 +90,9 @@ class PairedDataset(Dataset[Sample | None]):
 
     `sample_rate` is that of audio in arrays, in Hz; `frames` are the images taken of a video, by
     default `audio.FRAMES`.
+
+    `weight_column` names a column of the table that says how much each sample counts in losses and
+    metrics, as scikit-learn's `sample_weight`: finite numbers of at least 0.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class PairedDataset(Dataset[Sample | None]):
         provenance: Provenance | None = None,
         sample_rate: int | None = None,
         frames: int | None = None,
+        weight_column: str | None = None,
     ) -> None:
         check_policy(on_error, max_errors)
         check_modalities(modalities, paths, source)
@@ -138,6 +143,10 @@ class PairedDataset(Dataset[Sample | None]):
             self._find_classes()
         else:
             self._read_labels(targets)
+        self.weight_column = None if is_collecting() else weight_column
+        self.weight_values = torch.zeros(len(self.table))  # of the column, float32 (rows,)
+        if self.weight_column is not None:
+            self.weight_values = read_weights(self.table, self.weight_column, self.sample_place)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -158,7 +167,9 @@ class PairedDataset(Dataset[Sample | None]):
                     self.failed.note_tried(row, column)
         row_id, split = self._cell("id", row), self._cell("split", row)
         goes_on = partial(self._continue_without, row)
-        sample: Sample | None = Sample(row_id, split, self._target(row), values, seed, goes_on)
+        weight = None if self.weight_column is None else float(self.weight_values[row])
+        target = self._target(row)
+        sample: Sample | None = Sample(row_id, split, target, values, seed, goes_on, weight)
         for edit in self.edits:
             sample = sample and edit(sample)
         return sample
@@ -205,6 +216,11 @@ class PairedDataset(Dataset[Sample | None]):
     def groups(self) -> list[str]:
         """The samples' groups, which folds keep together: column `group`, else the id."""
         return self.column("group" if "group" in self.table.column_names else "id")
+
+    @property
+    def weights(self) -> Tensor | None:
+        """How much each sample counts, float32 (N,), at least 0; None without `weight_column`."""
+        return None if self.weight_column is None else self.weight_values[self.rows]
 
     @property
     def targets(self) -> Tensor:
@@ -547,6 +563,7 @@ class PairedDataset(Dataset[Sample | None]):
         view = copy.copy(self)
         view.table = self.table.filter(pa.array(mask.numpy())).combine_chunks()
         view.label_values = self.label_values[mask]
+        view.weight_values = self.weight_values[mask]
         view.rows = (mask.cumsum(0) - 1)[self.rows[mask[self.rows]]]
         view.failed = Failures(len(view.table), len(self.modalities))
         view.provenance = self.provenance.keep_rows(mask.numpy())

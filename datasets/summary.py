@@ -45,6 +45,7 @@ def data_facts(dataset: PairedDataset) -> list[tuple[str, str]]:
     lines += [("missing", f"{origin.missing} (--data.na)")] if origin.missing else []
     lines += [("splits", _counts(splits) + rule)]
     lines += [("groups", _groups(dataset))] if origin.group_rule else []
+    lines += [("weights", _weights(dataset))] if dataset.weight_column is not None else []
     lines += [*_targets(dataset), ("have", _counts(present))]
     lines += [("inferred", note) for note in origin.inferred]
     hints = []
@@ -89,6 +90,13 @@ def _groups(dataset: PairedDataset) -> str:
     divided = sum(len(splits) > 1 for splits in splits_of.values())
     where = f"{divided:,} of them in more than one split" if divided else "each in one split"
     return f"{len(splits_of):,}, {where} ({dataset.provenance.group_rule})"
+
+
+def _weights(dataset: PairedDataset) -> str:
+    """Say which column weighs losses and metrics, and how far its weights differ."""
+    weights = dataset.weight_values[dataset.rows]
+    low, high, mean = (float(x) for x in (weights.min(), weights.max(), weights.double().mean()))
+    return f"{low:g} to {high:g}, mean {mean:.4g} (column {dataset.weight_column!r})"
 
 
 def _targets(dataset: PairedDataset) -> list[tuple[str, str]]:

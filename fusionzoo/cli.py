@@ -414,6 +414,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 
     def start(cfg: EvaluateConfig) -> int:
+        from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
         from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_rows
         from fusionzoo.inference import CALIBRATION, RETRIEVAL, evaluate, retrieval_rows
         from fusionzoo.training.calibrate import calibration_rows
@@ -422,6 +423,8 @@ def evaluate_command(args: Sequence[str]) -> int:
         header, rows = metrics_table(metrics)
         if header[1:]:
             title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
+            if WEIGHTED_BY in metrics:
+                title += f", {weighted_by(metrics[WEIGHTED_BY])}"
             print_table(title, header, rows)
         if CALIBRATION in metrics:
             print_table("Probabilities", *calibration_rows(metrics[CALIBRATION]))
@@ -460,7 +463,7 @@ def predict_command(args: Sequence[str]) -> int:
 
 def metrics_table(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of a table: the fusion, each modality alone, each subset."""
-    names = [name for name, value in metrics.items() if not isinstance(value, Mapping)]
+    names = [name for name, value in metrics.items() if not isinstance(value, Mapping | str)]
     lines = {"fusion": metrics}
     lines |= {f"{name} alone": line for name, line in metrics.get("unimodal", {}).items()}
     lines |= {f"fusion given {name}": line for name, line in metrics.get("subsets", {}).items()}

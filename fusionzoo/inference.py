@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial as bind
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, 
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.as_trained import complete_for_model, refuse_without_labels
+from fusionzoo.datasets.opening.as_trained import (
+    complete_for_model,
+    refuse_without_labels,
+    refuse_without_weights,
+)
 from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.sources.cell_kinds import NONE
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device
@@ -27,7 +33,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.measure import Answers, Figures, logits_of, measure
+from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_of, measure
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
@@ -39,6 +45,7 @@ from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
+from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
@@ -85,6 +92,8 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         return complete_for_model({"name": TABLE, **given}, stored)  # the data have moved
     settings = merge(stored, given)
     settings.pop("augment", None)  # of training samples
+    if settings.get("weight_column") == NONE:
+        settings["weight_column"] = None
     if settings["name"] == IN_MEMORY:
         raise FusionZooError("--data.name is missing: the model was trained on data in memory")
     if run.get("plugins") and settings["name"] not in DATASETS:
@@ -180,6 +189,11 @@ def open_for_model(
     wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(wanted, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
+    if isinstance(cfg, EvaluateConfig):
+        refuse_without_weights(done)
+    elif done.settings.get("weight_column") is not None:  # nothing is measured
+        unweighted = {x: y for x, y in done.settings.items() if x != "weight_column"}
+        done = replace(done, settings=unweighted)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
         stored = {} if model.trained_on is None else model.trained_on.settings
         columns = [x.get("columns") or {} for x in (stored, wanted)]
@@ -257,12 +271,13 @@ def evaluate(
     well each modality finds the others, with 95 % intervals; under `calibration` how far
     probabilities, sets and intervals hold, see `training.calibrate.measure`.
 
-    Under `seen_in_training`: how many of the samples the model was trained and validated on, by
-    their ids; None if its folder does not say. With `every_subset` also, under `subsets`, those of
-    the fusion given each subset of the modalities, among the samples that have one of them, and
-    with `subgroups` under that name the scores by group, see `evaluation.subgroups`. `model`
-    and `dataset` replace those that `cfg` names. Samples without a label are left out. `cfg.out`
-    names a JSON file to write.
+    Of data with a `weight_column` every sample counts by its weight, but for retrieval, and
+    `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was
+    trained and validated on, by their ids; None if its folder does not say. With `every_subset`
+    also, under `subsets`, those of the fusion given each subset of the modalities, among the
+    samples that have one of them, and with `subgroups` under that name the scores by group, see
+    `evaluation.subgroups`. `model` and `dataset` replace those that `cfg` names. Samples without a
+    label are left out. `cfg.out` names a JSON file to write.
     """
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
@@ -273,19 +288,20 @@ def evaluate(
         return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
     dataset = labelled(model, open_data(cfg, model, dataset))
     seen = report_seen(model, dataset)
+    weighted = {} if dataset.weight_column is None else {WEIGHTED_BY: dataset.weight_column}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
     answers = collect_answers(model, dataset, cfg, "evaluate", chosen)
     calibrated = {}
     if model.calibration is not None:
-        has_any = answers.has_any(answers.present)
-        logits, labels = answers.fused[has_any], answers.target[has_any]
         calibrated[CALIBRATION] = measure_calibration(
-            model.calibration, model.answer_targets, logits, labels
+            model.calibration, model.answer_targets, *calibratable(answers)
         )
-    nested = nested_metrics(measure(tasks_of_model(model, answers.target), answers))
+    tasks = tasks_of_model(model, answers.target)
+    if weighted:
+        tasks.check_weights()
+    nested = nested_metrics(measure(tasks, answers)) | weighted
     nested |= calibrated | {SEEN: seen}
     if cfg.subgroups:
-        tasks = tasks_of_model(model, answers.target)
         if len(tasks.tasks) > 1:
             raise FusionZooError("--subgroups compares by one target, and this model has several")
         columns = word_list(cfg.subgroups)
@@ -337,7 +353,14 @@ def _answers(
         pooled = features[name].pooled.masked_fill(~present[name][:, None], 0)
         aligned[name] = F.normalize(project(pooled).float())
     relevance = relevance_labels(dataset).of(batch.ids) if aligned else Relevance()
-    return Answers(present=present, aligned=aligned, relevance=relevance, ids=batch.ids, **logits)
+    return Answers(
+        present=present,
+        aligned=aligned,
+        relevance=relevance,
+        ids=batch.ids,
+        weights=batch.weight,
+        **logits,
+    )
 
 
 def nested_metrics(figures: Figures) -> dict[str, Any]:

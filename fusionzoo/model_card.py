@@ -76,7 +76,7 @@ def card_text(
         "## Data\n",
         _data(trained_on),
         "## Results\n",
-        _results(results, modalities),
+        _results(results, modalities, trained_on),
         "## Load\n",
         _usage(config, name),
         "## Versions\n",
@@ -195,7 +195,9 @@ def _data(trained_on: TrainedOn | None) -> str:
     )
 
 
-def _results(results: RunResults | None, modalities: Sequence[str]) -> str:
+def _results(
+    results: RunResults | None, modalities: Sequence[str], trained_on: TrainedOn | None
+) -> str:
     if results is None or not results.rows:
         return "None were measured in a training run.\n"
     metrics = [name for name in results.titles if name in results.rows[0].metrics]
@@ -214,7 +216,9 @@ def _results(results: RunResults | None, modalities: Sequence[str]) -> str:
     if results.seeds > 1:
         each = "its last epoch" if is_last else "its best epoch by validation"
         weights = f"with {results.seeds} seeds joined, each of {each}"
-    best = f"Test split, once, {weights}."
+    column = None if trained_on is None else trained_on.settings.get("weight_column")
+    weighted = f", samples weighted by {column}" if column else ""
+    best = f"Test split, once, {weights}{weighted}."
     has_interval = any(len(x) > 1 for row in results.rows for x in row.metrics.values())
     what = " In brackets the 95 % interval over samples (Wilson)." if has_interval else ""
     return f"{best}{what}\n\n{_table(header, rows)}"

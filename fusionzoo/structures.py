@@ -84,6 +84,7 @@ class Sample(NamedTuple):
     seed: int = 0  # of augmentation in this epoch, independent of the loader's workers
     # Whether to keep the sample without a modality that cannot be used (`on_error`).
     goes_on: Callable[[str, FusionZooError], bool] | None = None
+    weight: float | None = None  # in losses and metrics, at least 0; None: all count alike
 
     def __repr__(self) -> str:
         shown = zip(self._fields[:4], self[:4], strict=True)
@@ -133,6 +134,7 @@ class Batch(NamedTuple):
     present: Tensor  # (B, M) bool
     target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
     second: dict[str, Inputs] | None = None  # `inputs` of another augmentation, if asked for
+    weight: Tensor | None = None  # (B,) float32, how much each row counts; None: all alike
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, asynchronously on CUDA.
@@ -156,7 +158,8 @@ class Batch(NamedTuple):
         inputs = _map_inputs(self.inputs, edit)
         target = None if self.target is None else edit(self.target)
         second = None if self.second is None else _map_inputs(self.second, edit)
-        return Batch(self.ids, inputs, edit(self.present), target, second)
+        weight = None if self.weight is None else edit(self.weight)
+        return Batch(self.ids, inputs, edit(self.present), target, second, weight)
 
 
 def _map_inputs(
@@ -186,6 +189,7 @@ class StepContext(NamedTuple):
     output: FusionOutput = None  # type: ignore[assignment]  # of the fusion
     criterion: Criterion = None  # type: ignore[assignment]  # the objective's loss, per row
     row_weight: Tensor | None = None  # (B,) class weights, in `criterion` already; None: all 1
+    sample_weight: Tensor | None = None  # (B,) of the data's column, over its mean; None: all 1
     row_weight_of: Callable[[Tensor], Tensor | None] | None = None  # of other labels
     memory: nn.Module | None = None  # the result of `Fusion.prepare`
     augmented: tuple[Batch, Batch] | None = None  # two views of the batch, if a strategy makes them

@@ -78,7 +78,7 @@ def largest_difference(model: Any, onnx: Any, dataset: Any) -> tuple[str, int]:
         for count in range(1, len(model.modalities) + 1):
             for names in combinations(model.modalities, count):
                 batch = collate([without_others(sample, names) for sample in samples])
-                expected = model(batch).logits
+                expected = model.calibrated_logits(model.encode(batch))
                 off = (onnx.answer(batch)["logits"] - expected).abs().max()
                 worst = max(worst, float(off / expected.abs().max().clamp(min=1)))
     return f"{worst:.1e}", len(dataset)

@@ -26,7 +26,7 @@ from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_w
 
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
-    *("paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
+    *("weight_column", "paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
 )
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
 UNITS = (  # with which names of columns end
@@ -222,6 +222,20 @@ def _other_date(cell: str, order: str) -> str:
     if date_reader(order)(cell) is not None:
         return ""
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
+
+
+def refuse_without_weights(done: Completed) -> None:
+    """Raise an error if a table to evaluate lacks the column of weights."""
+    name = done.settings.get("weight_column")
+    if done.loaded is None or name is None:
+        return
+    names = done.table.column_names
+    if fold(name) not in {fold(x) for x in names}:
+        raise FusionZooError(
+            f"{done.source} has no column {name!r}{near_column(name, names)}, by which the model's"
+            " training was weighted: --data.weight_column names another, or none for rows that all"
+            " count alike"
+        )
 
 
 def refuse_without_labels(

@@ -64,6 +64,7 @@ TARGET_WORDS = {  # kind of a target -> what the column holds
     **{"ordinal": "levels in order"},
 }
 NAMED = (*KINDS, "id", "split", "group")  # names of columns that say what they hold
+SINGLE = ("group_column", "weight_column")  # settings that name one column, which is no input
 HOW = {  # finding -> how it is shown
     **{EMPTY: "left out: empty", CONSTANT: "left out: constant", ID: "left out: id"},
     **{OTHER: "left out", NONE: "left out: --data.kinds", GROUP: "group"},
@@ -129,6 +130,8 @@ def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
         chosen["group_column"] = chosen.pop("group")
     if chosen.get("group_column") == NONE:
         chosen["group_column"] = "id"
+    if chosen.get("weight_column") == NONE:
+        chosen["weight_column"] = None
     name = chosen.pop("name", None)
     root = chosen.get("root")
     if name is None and root is None:
@@ -381,7 +384,7 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
     declared = read_declared(loaded.table, loaded.source)
     names = {*ROLES, "group", *KINDS, *EDGES, *declared.kinds, declared.index}
     names |= {*loaded.kinds, *loaded.memory, *targets}
-    for word in (settings.get("group_column"), settings.get("on", "id")):
+    for word in (*(settings.get(x) for x in SINGLE), settings.get("on", "id")):
         names |= {word} if isinstance(word, str) else set()
     names |= {f"{kind}_{edge}" for kind in ("image", "audio") for edge in EDGES}
     cell_kinds = {

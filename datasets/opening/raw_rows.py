@@ -54,6 +54,7 @@ def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str
     columns = {x: y for x, y in (stored.get("columns") or {}).items() if x not in ROLES}
     described = {**stored, "columns": columns}
     described.pop("group_column", None)
+    described.pop("weight_column", None)
     loaded = _without_roles(read_objects(TableSettings(root=rows)), described)
     settings = {"name": TABLE, "root": loaded}
     done = complete_for_model(settings, described)

@@ -320,7 +320,8 @@ def gather_columns(
         )
     _refuse_labels(gathered, plain, columns)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
-    needed |= {fold(name) for name in (settings.group_column, settings.time_column) if name}
+    single = (settings.group_column, settings.time_column, settings.weight_column)
+    needed |= {fold(name) for name in single if name}
     joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
         if fold(column) not in needed and column in table.column_names:
@@ -347,9 +348,10 @@ def cell_columns(
 def role_columns(
     table: pa.Table, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> set[str]:
-    """Return the columns of ids, splits, groups and labels."""
+    """Return the columns of ids, splits, groups, weights and labels."""
     labels = settings.targets or ()
-    names = (*ROLES, settings.group_column or "group", *labels)
+    weight = () if settings.weight_column is None else (settings.weight_column,)
+    names = (*ROLES, settings.group_column or "group", *weight, *labels)
     return _named_by(table, [x for x in names if x not in kinds], roles)
 
 
@@ -420,9 +422,11 @@ def _columns_of(name: str, roles: Roles, columns: Columns) -> list[str]:
 def _refuse_labels(
     gathered: Mapping[str, list[str]], plain: Mapping[str, str], table: Columns
 ) -> None:
-    """Raise an error if a column of a tabular modality is an id, a split or a label."""
+    """Raise an error if a column of a tabular modality is an id, a split, a label or a weight."""
     roles = {fold(plain.get(role, role)): role for role in ("id", "split", "target")}
     roles |= {fold(plain.get(name, name)): "target" for name in table.settings.targets or ()}
+    if table.settings.weight_column is not None:
+        roles[fold(table.settings.weight_column)] = "weight (--data.weight_column)"
     for name, columns in gathered.items():
         for column in columns:
             if fold(column) in roles:

@@ -55,6 +55,7 @@ from .media_columns import (
 from .table_settings import Roles, TableSettings
 
 TIME = "time_column"  # role of the column by whose times splits are made
+WEIGHT = "weight_column"  # role of the column that says how much each row counts
 SCALAR_TYPES = (
     *TEXT_TYPES,
     pa.types.is_integer,
@@ -78,6 +79,8 @@ def gather(
         roles["group"] = settings.group_column
     if settings.time_column is not None:
         roles[TIME] = settings.time_column
+    if settings.weight_column is not None:
+        roles[WEIGHT] = settings.weight_column
     gathered = gather_arrays(replace(loaded, table=table), roles, kinds, settings)
     return gathered._replace(missing=missing)
 
@@ -87,12 +90,15 @@ def find_modalities(
 ) -> dict[str, str]:
     """Return the kind of each modality: those that the user names, then those of known names."""
     for role in table.roles:
-        setting = {"group": "group_column", TIME: TIME}.get(role, f"columns.{role}")
+        setting = {"group": "group_column", TIME: TIME, WEIGHT: WEIGHT}.get(role, f"columns.{role}")
         table.require(role, f"--data.{setting}")
     for name in kinds:
         table.require(name, f"--data.kinds.{name}")
-    taken = {table.position(name) for name in [*(x for x in ROLES if x in table.roles), *labels]}
-    names = [name for name in table.roles if name not in (*ROLES, TIME)]
+    if WEIGHT in table.roles:
+        _refuse_as_weight(table, [*({*table.roles, *kinds} - {WEIGHT, TIME}), *labels])
+    roles = [x for x in (*ROLES, WEIGHT) if x in table.roles]
+    taken = {table.position(name) for name in [*roles, *labels]}
+    names = [name for name in table.roles if name not in (*ROLES, TIME, WEIGHT)]
     for name in (*kinds, *KINDS):
         if name in table and name not in names:
             if name in KINDS and table.position(name) in {table.position(x) for x in names}:
@@ -330,6 +336,7 @@ def open_table(
         provenance=expanded.provenance,
         sample_rate=settings.sample_rate,
         frames=settings.frames,
+        weight_column=known.name(WEIGHT).strip() if WEIGHT in known.roles else None,
     )
     check_cell_paths(dataset, must_exist=must_exist)
     return dataset
@@ -407,6 +414,7 @@ def _read_columns(
     taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
     edges, segment_notes = read_segments(table, names, values, segments, taken)
     columns |= {"split": splits.column, **edges, **values}
+    columns |= _read_weights(table, columns, [*names, *labels])
     in_join = labels_of_join()
     read = targets if in_join is None else in_join
     if read is not None and "target" not in read and "target" in table:
@@ -431,6 +439,31 @@ def _read_columns(
         row_numbers=table.row_numbers,
     )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
+
+
+def _read_weights(
+    table: Columns, columns: Mapping[str, ArrowColumn], taken: Sequence[str]
+) -> dict[str, ArrowColumn]:
+    """Return the column of weights as text with decimal points, under its own name, which is that
+    of no other column."""
+    if WEIGHT not in table.roles:
+        return {}
+    _refuse_as_weight(table, [*ROLES, *taken])
+    name = table.name(WEIGHT).strip()
+    if name in columns:
+        raise FusionZooError(f"{table.source}: {name!r} is a modality, too: rename the column")
+    return {name: table.numbers(WEIGHT)}
+
+
+def _refuse_as_weight(table: Columns, roles: Collection[str]) -> None:
+    """Raise an error if the column of weights has one of these roles."""
+    place = table.position(WEIGHT)
+    for role in roles:
+        if role in table and table.position(role) == place:
+            raise FusionZooError(
+                f"{table.source}: column {table.name(role)!r} is the {role}, and"
+                " --data.weight_column names it as the weight: choose one"
+            )
 
 
 def _read_values(

@@ -39,6 +39,8 @@ class TableSettings:
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
+        weight_column: how much each row counts in losses and metrics: numbers of at least 0, as
+            scikit-learn's `sample_weight`; the column is no input
         time_column: dates, times or numbers by which splits are made: what is latest is test, what
             is earlier val, and the rest train; a group is where its last row is
         delimiter: character between cells, or `tab`; found from the first rows
@@ -74,6 +76,7 @@ class TableSettings:
     paths: str | Sequence[str] = ()
     allow_outside: bool = False
     group_column: str | None = None
+    weight_column: str | None = None
     time_column: str | None = None
     delimiter: str | None = None
     header: str = ""

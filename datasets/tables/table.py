@@ -196,6 +196,40 @@ def _read_column(
     return target, torch.tensor(values, dtype=torch.float32)
 
 
+def read_weights(table: pa.Table, name: str, where: Callable[[int], str]) -> Tensor:
+    """Read the column of weights, finite numbers of at least 0: float32 (N,).
+
+    `where` names a row and its sample for messages.
+    """
+    import torch
+
+    if name not in table.column_names:
+        others = [x for x in table.column_names if x not in NO_LABELS]
+        raise FusionZooError(
+            f"no column {name!r} for --data.weight_column.{did_you_mean(name, others)}"
+            f" There are: {', '.join(others)}"
+        )
+    cells = table[name].to_pylist()
+    weights = torch.tensor([_number_or_nan(cell) for cell in cells], dtype=torch.float32)
+    bad = (~(weights.isfinite() & (weights >= 0))).nonzero()[:, 0].tolist()
+    if bad:
+        cell = cells[bad[0]]
+        problem = "is empty" if cell in (None, "") else f"is {cell!r}"
+        raise FusionZooError(
+            f"{where(bad[0])}: the weight in column {name!r} {problem}, not a finite number of at"
+            f" least 0{f', as in {len(bad):,} rows' if len(bad) > 1 else ''}: correct it, or leave"
+            " out --data.weight_column"
+        )
+    return weights
+
+
+def _number_or_nan(cell: Any) -> float:
+    try:
+        return math.nan if cell is None or isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _as_missing(words: str) -> str:
     """Return which words were read as missing, with the setting, for a message."""
     return f" (read as missing: {words}; `--data.na ''` reads such words as they are)" * bool(words)
@@ -290,6 +324,7 @@ class Samples(Protocol):
     scheme: tuple[Target, ...] | None
     classes: list[str]
     label_values: Tensor
+    weight_column: str | None
     edits: tuple[Callable[..., Any], ...]
 
     def __len__(self) -> int: ...

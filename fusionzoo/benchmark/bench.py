@@ -209,6 +209,12 @@ class Bench:
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.
     predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     subgroups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> (N,) names
+    weights: Tensor | None = None  # (N,) how much each sample counts; None: all alike
+    weighted_by: str | None = None  # the column of the weights
+
+    def weights_of(self, rows: Tensor) -> Tensor | None:
+        """Return how much samples count, (n,); None: all alike."""
+        return None if self.weights is None else self.weights[rows]
 
     def first_fold(self) -> Bench:
         """Return a bench of the first fold only, before its features are computed."""
@@ -286,6 +292,7 @@ def open_bench(
     refit = cfg.refit if cfg.refit is not None else len(folds) > 1 and cfg.mode == "probe"
     cfg = replace(cfg, tune=tuning_trials(cfg), refit=refit)
     notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
+    weighted = _weights_note(tasks, opened, folds)
     bench = Bench(
         cfg,
         opened.modalities,
@@ -294,14 +301,42 @@ def open_bench(
         opened.present,
         folds,
         tuple(opened.groups),
-        (*encoder_notes, *(notes if dropped_flags else ()), *untrained_labels(opened, folds)),
+        (
+            *encoder_notes,
+            *weighted,
+            *(notes if dropped_flags else ()),
+            *untrained_labels(opened, folds),
+        ),
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
         data_identity(opened),
         opened if isinstance(data, PairedDataset) else None,
         protocol=protocol,
+        weights=opened.weights,
+        weighted_by=opened.weight_column,
     )
     return bench, opened
+
+
+def _weights_note(tasks: Tasks, dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]:
+    """Say by what samples are weighted, for the report; an error where they cannot be."""
+    if dataset.weights is None:
+        return []
+    tasks.check_weights()
+    column = dataset.weight_column
+    for number, fold in enumerate(folds):
+        for name, rows in zip(SPLITS, (fold.train, fold.val, fold.test), strict=True):
+            if not (dataset.weights[rows] > 0).any():
+                raise FusionZooError(
+                    f"fold {number}: all weights of its {name} samples are 0 in column {column!r}"
+                    " (--data.weight_column)"
+                )
+    return [
+        f"Samples are weighted by {column}: in training, tuning, every score, interval and test, in"
+        " baselines and fitted models. The calibration error, its diagram, the risk and the"
+        " controls count all alike; McNemar's test, redundancy, synergy and interactions are left"
+        " out."
+    ]
 
 
 def _split_data(

@@ -15,6 +15,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
 from fusionzoo.evaluation.measure import Subset, logits_of
+from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import LOST_PART, corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
@@ -41,6 +42,7 @@ class Examiner:
         self.modalities = modalities_of(bench, job.candidate)
         self.fold = bench.folds[job.fold]
         self.target = bench.targets[self.fold.test]
+        self.weights = bench.weights_of(self.fold.test)
         self.tasks = tasks_of(bench, self.fold.train)
         self.sorted_test, self.test_order = self.fold.test.sort()
 
@@ -150,7 +152,10 @@ class Examiner:
         return sample_scores(self.tasks, logits, self.target)
 
     def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
-        return score_row(self.tasks, logits, self.target, self._scores(logits), subset, condition)
+        scores = self._scores(logits)
+        return score_row(
+            self.tasks, logits, self.target, scores, subset, condition, weights=self.weights
+        )
 
     def _damaged(
         self, model: FusionModel, test: FeaturesByModality
@@ -165,13 +170,15 @@ class Examiner:
         numbers = torch.searchsorted(self.sorted_test, damaged)
         numbers = self.test_order[numbers]
         clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
-        target = self.target[numbers]
+        target, weights = self.target[numbers], self.bench.weights_of(damaged)
         undamaged: tuple[Condition, Features | None] = UNDAMAGED, None
         for condition, features in itertools.chain([undamaged], self._corrupted(model)):
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(model, changed)
             scores = sample_scores(self.tasks, logits, target)
-            rows.append(score_row(self.tasks, logits, target, scores, "full", condition))
+            rows.append(
+                score_row(self.tasks, logits, target, scores, "full", condition, weights=weights)
+            )
             if takes_part(self.bench, condition):
                 lost_scores.append(scores)
         if len(rows) == 1:
@@ -208,15 +215,23 @@ def score_row(
     scores: Tensor,
     subset: str,
     condition: Condition = ("", "", 0),
+    *,
+    weights: Tensor | None = None,
 ) -> Row:
-    """Return a row of results: what was tested, the score and all metrics."""
-    metrics = tasks.metrics(logits, target)
+    """Return a row of results: what was tested, the score and all metrics.
+
+    With weights (N,) also `weight`, their sum, by which rows of several folds are averaged.
+    """
+    metrics = tasks.metrics(logits, target, weights)
     if tasks.plain:
-        metrics |= calibration(logits, target)
+        metrics |= calibration(logits, target, weights)
         metrics.pop("loss")  # `nll` is the same, but for settings of the objective
     modality, corruption, severity = condition
     labels = {"subset": subset, "modality": modality, "corruption": corruption}
-    return {**labels, "severity": severity, "score": float(scores.mean()), **metrics}
+    score = {"severity": severity, "score": float(row_mean(scores, weights))}
+    if weights is not None:
+        score["weight"] = float(weights.double().sum())
+    return {**labels, **score, **metrics}
 
 
 def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:

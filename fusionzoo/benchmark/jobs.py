@@ -116,7 +116,7 @@ def run_damaged(bench: Bench, job: Job, path: Path) -> None:
 def _prior(bench: Bench, job: Job) -> Tensor:
     """Return the answer of a job's tested models to a sample without any modality, (K,)."""
     rows = learned_rows(bench, bench.folds[job.fold])
-    return tasks_of(bench, rows).prior(bench.targets[rows])
+    return tasks_of(bench, rows).prior(bench.targets[rows], bench.weights_of(rows))
 
 
 def train(
@@ -127,7 +127,8 @@ def train(
     cfg, fold = training_settings(bench.cfg, job.training), bench.folds[job.fold]
     targets = _targets(bench, job)
     trainer = _trainer(bench, job, models, feed, cfg, targets, fold.train)
-    fits = fit(trainer, feed, targets, fold.train, fold.val, job.seeds)
+    weights = bench.weights_of(fold.val)
+    fits = fit(trainer, feed, targets, fold.train, fold.val, job.seeds, weights)
     return Trained(fits, (time.perf_counter() - start) / len(models))
 
 
@@ -175,17 +176,18 @@ def _trainer(
 ) -> FeedTrainer:
     """Return what trains the models of a job on these rows."""
     tasks = tasks_of(bench, rows).to(targets.device)
+    weights = bench.weights_of(rows)
     if len(models) > 1:
-        return StackedTrainer(models, cfg, tasks)
+        return StackedTrainer(models, cfg, tasks, weights)
     groups = [bench.groups[row] for row in rows.tolist()] if bench.groups else []
     (model,), (seed,), balance = models, job.seeds, parse(job.candidate).balance
     if not balance:
-        return SingleTrainer(model, cfg, targets[rows], groups, seed, tasks)
+        return SingleTrainer(model, cfg, targets[rows], groups, seed, tasks, weights)
     splits = None
     if isinstance(feed, BatchFeed):
         parts = {"train": rows, "val": bench.folds[job.fold].val}
         splits = {name: feed.dataset.subset(part) for name, part in parts.items()}
-    return BalancedTrainer(model, cfg, tasks, balance, targets, rows, groups, seed, splits)
+    return BalancedTrainer(model, cfg, tasks, balance, targets, rows, groups, seed, splits, weights)
 
 
 def build(bench: Bench, job: Job) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:

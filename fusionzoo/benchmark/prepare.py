@@ -19,6 +19,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupted
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode, fingerprint, key_of
@@ -200,14 +201,16 @@ def pretrain(
     model.to(device_of(cfg))
     targets = bench.targets.to(device_of(cfg))
     tasks = tasks_of(bench, train)
-    trainer = SingleTrainer(model, cfg, targets[train], tasks=tasks.to(device_of(cfg)))
-    (best,) = fit(trainer, feed_with_progress, targets, train, val, [cfg.seed])
+    tasks, weights = tasks.to(device_of(cfg)), bench.weights_of(train)
+    trainer = SingleTrainer(model, cfg, targets[train], tasks=tasks, weights=weights)
+    weights = bench.weights_of(val)
+    (best,) = fit(trainer, feed_with_progress, targets, train, val, [cfg.seed], weights)
     model.load_state_dict(best.weights)
     model.eval()
     chunks = val.split(256)
     with torch.no_grad():
         logits = torch.cat([model(batch).logits.float().cpu() for batch in feed(chunks, -1)])
-    return float(sample_scores(tasks.cpu(), logits, bench.targets[val]).mean())
+    return float(row_mean(sample_scores(tasks.cpu(), logits, bench.targets[val]), weights))
 
 
 def build_encoders(

@@ -20,7 +20,7 @@ from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import metrics_of
 from fusionzoo.evaluation.robustness import CORRUPTIONS
-from fusionzoo.evaluation.statistics import by_group
+from fusionzoo.evaluation.statistics import by_group, weighted
 from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
@@ -108,7 +108,9 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
     study = optuna.create_study()
     study.add_trial(
         optuna.trial.create_trial(
-            params=_default_values(bench, job, space), distributions=space, value=default.mean()
+            params=_default_values(bench, job, space),
+            distributions=space,
+            value=_mean_loss(bench, job, default),
         )
     )
     for values in _other_structures(bench, job, space):
@@ -129,7 +131,8 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
             with path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
             done.append(entry)
-        study.tell(trial, float(np.mean(done[line]["losses"] or math.inf)))
+        losses = done[line]["losses"]
+        study.tell(trial, _mean_loss(bench, job, np.array(losses)) if losses else math.inf)
     best = _best(bench, job, default, done)
     return _tuned_by(done, best), models.get(-1 if best is None else best)
 
@@ -158,14 +161,28 @@ def _best(
     losses = [np.array(entry["losses"] or [math.inf] * len(default)) for entry in done]
     if not losses:
         return None
-    best = min(range(len(losses)), key=lambda line: float(losses[line].mean()))
+    best = min(range(len(losses)), key=lambda line: _mean_loss(bench, job, losses[line]))
     if not math.isfinite(losses[best].mean()):
         return None
     val = bench.folds[job.fold].val.tolist()
     groups = [bench.groups[row] for row in val] if bench.groups else None
-    gain = by_group((default - losses[best])[None], groups)[0]
+    gain = by_group(weighted((default - losses[best])[None], _val_weights(bench, job)), groups)[0]
     error = gain.std(ddof=1) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
     return best if gain.mean() > error else None
+
+
+def _val_weights(bench: Bench, job: Job) -> NDArray[np.float64] | None:
+    """Return how much the validation samples of a job's fold count, (N,); None: all alike."""
+    weights = bench.weights_of(bench.folds[job.fold].val)
+    return None if weights is None else weights.double().numpy()
+
+
+def _mean_loss(bench: Bench, job: Job, losses: NDArray[np.float64]) -> float:
+    """Return the mean of the validation samples' losses, each counting by its weight."""
+    weights = _val_weights(bench, job)
+    if weights is not None and not np.isfinite(losses).all():
+        return math.inf  # also where the weight of an infinite loss is 0
+    return float(np.average(losses, weights=weights))
 
 
 def _default_losses(bench: Bench, job: Job) -> NDArray[np.float64]:
@@ -618,10 +635,12 @@ def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, 
     scores = {name: np.concatenate([r.scores[0] for r in x]) for name, x in trained.items()}
     if not scores:
         return []
-    best = max(scores.values(), key=lambda x: float(x.mean()))
+    weights = bench.weights_of(torch.cat([fold.test for fold in bench.folds]))
+    of_samples = None if weights is None else weights.double().numpy()
+    best = max(scores.values(), key=lambda x: float(np.average(x, weights=of_samples)))
 
     def order(name: str) -> tuple[bool, float]:
-        lag = best - scores[name]
+        lag = weighted((best - scores[name])[None], of_samples)[0]
         far = lag.mean() > FAR * lag.std() / math.sqrt(len(lag))
         return bool(far), float(np.mean([r.facts["seconds"] for r in trained[name]]))
 

@@ -16,12 +16,14 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.model import FusionModel, UnimodalHeads
 from fusionzoo.structures import Batch, Features, FusionOutput, Phase, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance
 from fusionzoo.training.balance.base import presence
+from fusionzoo.training.build import check_weighable
 from fusionzoo.training.freezing import frozen_in_phase
 from fusionzoo.training.loaders import build_loader
 from fusionzoo.training.multitask import Tasks, plain_tasks
@@ -51,6 +53,11 @@ def forward(model: FusionModel, model_input: ModelInput) -> FusionOutput:
     return output
 
 
+def over_mean(weights: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return the training rows' weights over their mean, by which their losses are multiplied."""
+    return None if weights is None else (weights / weights.double().mean()).float().to(device)
+
+
 class SingleTrainer:
     """Trains one model without training strategies, on what a feed gives.
 
@@ -71,8 +78,10 @@ class SingleTrainer:
         groups: Sequence[str] = (),
         seed: int = 0,
         tasks: Tasks | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         self.model, self.cfg, self.tasks = model, cfg, tasks or plain_tasks()
+        self.factors = over_mean(weights, targets.device)
         self.phases = model.fusion.phases
         self.memory = model.fusion.prepare(targets.cpu(), groups, seed)
         if self.memory is not None:
@@ -94,7 +103,10 @@ class SingleTrainer:
             row_weight=self.tasks.row_weight(target[0]),
             memory=self.memory,
         )
-        self.model.fusion.loss(output, target[0], context).mean().backward()
+        loss = self.model.fusion.loss(output, target[0], context)
+        if self.factors is not None:
+            loss = self.factors[rows[0]] * loss
+        loss.mean().backward()
         for parameter in self.frozen[phase]:
             parameter.grad = None
         if self.cfg.optim.clip is not None:
@@ -130,9 +142,14 @@ class StackedTrainer:
     """
 
     def __init__(
-        self, models: Sequence[FusionModel], cfg: BenchmarkConfig, tasks: Tasks | None = None
+        self,
+        models: Sequence[FusionModel],
+        cfg: BenchmarkConfig,
+        tasks: Tasks | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         self.cfg, self.tasks = cfg, tasks or plain_tasks()
+        self.factors = over_mean(weights, torch.device("cpu"))  # where copies are trained
         fusions = [model.fusion for model in models]
         self.stacked, self.buffers = stack_module_state(list(fusions))
         self.skeleton = copy.deepcopy(fusions[0]).to("meta")
@@ -149,6 +166,8 @@ class StackedTrainer:
         """Train each copy on its batch; rows and target (S, B)."""
         logits = self.logits(model_input)
         loss = self.tasks.criterion(logits.flatten(0, 1), target.flatten(0, 1))
+        if self.factors is not None:
+            loss = self.factors[rows].flatten() * loss
         loss.mean().mul(len(target)).backward()
         if self.cfg.optim.clip is not None:
             self._clip(self.cfg.optim.clip)
@@ -252,13 +271,15 @@ def fit(
     train: Tensor,
     val: Tensor,
     seeds: Sequence[int],
+    weights: Tensor | None = None,
 ) -> list[FitResult]:
     """Train until the patience of every seed has run out; each keeps its best epoch.
 
-    `targets` are those of all rows; `train` and `val` are rows. Every seed has its own order of
-    samples. A fusion that trains in phases is validated in the last one only.
+    `targets` are those of all rows; `train` and `val` are rows; `weights` say how much those of
+    `val` count in the loss that chooses, (N,). Every seed has its own order of samples. A fusion
+    that trains in phases is validated in the last one only.
     """
-    runs = [_Run(seed, trainer.cfg.epochs, trainer.cfg.patience) for seed in seeds]
+    runs = [_Run(seed, trainer.cfg.epochs, trainer.cfg.patience, weights) for seed in seeds]
     for epoch, validated in _epochs(trainer, feed, targets, train, seeds):
         if not validated:
             continue
@@ -297,8 +318,11 @@ def refit(
 class _Run:
     """The validation losses of one seed, epoch by epoch, and its best epoch."""
 
-    def __init__(self, seed: int, epochs: int, patience: int | None) -> None:
+    def __init__(
+        self, seed: int, epochs: int, patience: int | None, sample_weights: Tensor | None
+    ) -> None:
         self.seed, self.last, self.patience = seed, epochs, patience
+        self.sample_weights = sample_weights
         self.by_epoch: dict[int, Tensor] = {}  # epochs done -> (N,) losses
         self.best, self.loss = 0, math.inf
         self.weights: Weights = {}
@@ -308,7 +332,7 @@ class _Run:
         if epoch > self.last:
             return False  # the others go on
         self.by_epoch[epoch] = losses
-        loss = float(losses.double().mean())
+        loss = float(row_mean(losses.double(), self.sample_weights))
         if not self.best or loss < self.loss:
             self.best, self.loss = epoch, loss
             return True
@@ -391,7 +415,8 @@ class CachedEncoder(Encoder):
 class BalancedTrainer:
     """Trains one model under training strategies, by `training.trainer.Trainer`.
 
-    `train` are the rows of the training split, whose numbers are the samples' ids. `dataset` is
+    `train` are the rows of the training split, whose numbers are the samples' ids, and `weights`
+    (N,) how much they count. `dataset` is
     needed by strategies that train on loaders of their own (`gblend`), which probes do not have.
     """
 
@@ -406,6 +431,7 @@ class BalancedTrainer:
         groups: Sequence[str] = (),
         seed: int = 0,
         dataset: Mapping[str, PairedDataset] | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         device = next(model.parameters()).device
         world = World(device=device)
@@ -413,14 +439,18 @@ class BalancedTrainer:
         self.phases = model.fusion.phases
         labels = targets[train]
         chosen = {name: cfg.balance_settings.get(name, {}) for name in names}
-        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(labels.cpu()))
+        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(labels.cpu(), weights))
         ids = [str(row) for row in train.tolist()] if dataset is None else dataset["train"].ids
-        objective = Objective(model, heads, tasks, ids, labels.cpu(), groups, seed)
+        mean_weight = None if weights is None else float(weights.double().mean())
+        objective = Objective(model, heads, tasks, ids, labels.cpu(), groups, seed, mean_weight)
+        self.weights_of_rows = None if weights is None else weights.to(device)
         inputs = StrategyInputs(model, labels.cpu(), seed, world)
         objective.balance = build_balance(list(names), chosen, inputs)
         objective.to(device)
         if dataset is None:
             check_frozen(objective)
+        if weights is not None:
+            check_weighable(objective)
         run = RunConfig(
             optim=cfg.optim,
             train=TrainConfig(epochs=cfg.epochs, batch_size=cfg.batch_size, unimodal=False),
@@ -448,6 +478,8 @@ class BalancedTrainer:
     ) -> None:
         """Train on one batch; rows (of the training split) and target (1, B)."""
         batch = as_batch(model_input, self.train_rows[rows[0].cpu()], target[0])
+        if self.weights_of_rows is not None:
+            batch = batch._replace(weight=self.weights_of_rows[rows[0]])
         result = self.trainer.step([batch], StepContext(self.steps, epoch, phase))
         if result.skipped is not None:
             raise FusionZooError(f"{result.skipped}; a lower --optim.lr may help")

@@ -13,7 +13,7 @@ from .flags import Tree
 TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a run have other names
     *("columns", "kinds", "shares", "paths", "allow_outside", "group", "group_column"),
     *("time_column", "val_share", "delimiter", "header", "encoding", "sheet", "decimal", "na"),
-    *("drop_empty", "label_separator"),
+    *("weight_column", "drop_empty", "label_separator"),
     *("fields", "stream_limit", "join", "on", "how", "categorical", "arrays", "sample_rate"),
     *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
     "base",

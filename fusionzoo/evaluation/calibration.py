@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .metrics import row_mean
+
 BINS = 15  # of equal width, as most papers have them since Guo et al. 2017, arXiv:1706.04599
 DRAWS = 1000  # simulated calibrated models
 LEVEL = 0.95  # quantile of their calibration errors that is reported as `limit`
@@ -31,31 +33,42 @@ class CalibrationError(NamedTuple):
     within_noise: bool  # whether `ece` is at most `limit`
 
 
-def reliability(probabilities: Tensor, target: Tensor) -> Reliability:
-    """Bin predictions by confidence; equal widths, closed above as in Guo et al. 2017."""
+def reliability(
+    probabilities: Tensor, target: Tensor, weights: Tensor | None = None
+) -> Reliability:
+    """Bin predictions by confidence; equal widths, closed above as in Guo et al. 2017.
+
+    Rows count by their `weights` (N,), of which `size` is then the sum.
+    """
     confidence, correct, bin_index = _answers(probabilities, target)
+    if weights is not None:
+        weights = weights.double()
+        confidence, correct = weights * confidence, weights * correct
     size, confidence_sum, correct_sum = (
-        torch.bincount(bin_index, weights, minlength=BINS)
-        for weights in (None, confidence, correct)
+        torch.bincount(bin_index, x, minlength=BINS) for x in (weights, confidence, correct)
     )
     filled = size > 0
     return Reliability((confidence_sum / size)[filled], (correct_sum / size)[filled], size[filled])
 
 
-def calibration(logits: Tensor, target: Tensor) -> dict[str, float]:
-    """Return `ece`, `brier` and `nll` in nats.
+def calibration(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Return `ece`, `brier` and `nll` in nats; rows count by their `weights` (N,).
 
     `ece` is the mean over samples of |accuracy - confidence| of the sample's bin. `brier` is the
     sum over classes of squared errors, so it lies in [0, 2].
     """
     probabilities = logits.double().softmax(-1)
-    bins = reliability(probabilities, target)
+    bins = reliability(probabilities, target, weights)
     gaps = (bins.confidence - bins.accuracy).abs()
     one_hot = F.one_hot(target, logits.shape[-1])
+    if weights is None:
+        nll = F.cross_entropy(logits.double(), target)
+    else:
+        nll = row_mean(F.cross_entropy(logits.double(), target, reduction="none"), weights)
     return {
         "ece": float((gaps * bins.size).sum() / bins.size.sum()),
-        "brier": float(((probabilities - one_hot) ** 2).sum(-1).mean()),
-        "nll": float(F.cross_entropy(logits.double(), target)),
+        "brier": float(row_mean(((probabilities - one_hot) ** 2).sum(-1), weights)),
+        "nll": float(nll),
     }
 
 

@@ -20,13 +20,19 @@ from .retrieval import Relevance, any_pair
 Metrics = dict[str, float]
 Subset = frozenset[str]  # of the modalities; the others are taken to be absent
 R = TypeVar("R")
+WEIGHTED_BY = "weighted_by"  # key of a model's metrics: the column of the samples' weights, if any
+
+
+def weighted_by(column: str) -> str:
+    """Say that figures are weighted, for titles."""
+    return f"weighted by {column}"
 
 
 class HasMetrics(Protocol):
     """What computes the metrics of a split (`training.multitask.Tasks`)."""
 
-    def metrics(self, logits: Tensor, target: Tensor) -> Metrics:
-        """Return the metrics of samples: (N, K), labels."""
+    def metrics(self, logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Metrics:
+        """Return the metrics of samples: (N, K), labels, how much each counts (N,)."""
 
     def unlabelled(self, labels: Tensor) -> list[str]:
         """Return the targets for which no sample has a label."""
@@ -45,6 +51,7 @@ class Answers:
     relevance: Relevance = Relevance()  # which samples' vectors belong together
     calibrated: Tensor | None = None  # logits of the fusion divided by the temperatures, (N, K)
     ids: list[str] = field(default_factory=list)
+    weights: Tensor | None = None  # (N,) how much each sample counts; None: all alike
 
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
@@ -115,21 +122,24 @@ class Figures(NamedTuple):
 
 def measure(tasks: HasMetrics, answers: Answers) -> Figures:
     """Compute the metrics of the fusion, of the modalities' heads and of subsets."""
-    target = answers.target
-    fused = tasks.metrics(answers.fused.float(), target)
+    target, weights = answers.target, answers.weights
+    fused = tasks.metrics(answers.fused.float(), target, weights)
     alone = {
-        name: tasks.metrics(logits.float(), target)
+        name: tasks.metrics(logits.float(), target, weights)
         for name, logits in answers.alone.items()
         if answers.present[name].any()
     }
     by_subset = {}
     for names, logits in answers.by_subset.items():
         rows = answers.has_any(names)
-        if measurable(tasks, target, rows):
-            by_subset[names] = tasks.metrics(logits[rows].float(), target[rows])
+        if measurable(tasks, answers, rows):
+            chosen = None if weights is None else weights[rows]
+            by_subset[names] = tasks.metrics(logits[rows].float(), target[rows], chosen)
     return Figures(fused, alone, by_subset)
 
 
-def measurable(tasks: HasMetrics, target: Tensor, rows: Tensor) -> bool:
-    """Whether each target has a label among these samples: labels of a split, bool (N,)."""
-    return bool(rows.any()) and not tasks.unlabelled(target[rows])
+def measurable(tasks: HasMetrics, answers: Answers, rows: Tensor) -> bool:
+    """Whether each target has a label among these samples, bool (N,), that counts."""
+    if answers.weights is not None:
+        rows = rows & (answers.weights > 0)
+    return bool(rows.any()) and not tasks.unlabelled(answers.target[rows])

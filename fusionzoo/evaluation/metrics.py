@@ -5,6 +5,7 @@ Shapes: `N` rows of a split, `K` classes, labels or logits.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import STANDARD
 
-C = TypeVar("C", bound=Callable[[Tensor, Tensor], Any])
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,9 @@ def metric(kind: str, *, name: str = "", title: str = "", higher: bool = True) -
     - regression: numbers (N,), in the units of the data, both
     - ordinal: ranks of the levels (N,) int64, from 0, both
 
+    A third parameter, `weights`, says how much each row counts, (N,) float64 above 0, or None: as
+    scikit-learn's `sample_weight`. Without it the metric does not go with `--data.weight_column`.
+
     With a `title` it is a column of the final table of a run. `higher`: more of it is better.
     """
 
@@ -65,11 +69,19 @@ def metrics_of(kind: str) -> list[MetricEntry]:
     return [METRICS[name] for name in METRICS if METRICS[name].family == kind]
 
 
-def figures(kind: str, answer: Tensor, target: Tensor) -> dict[str, float]:
+def takes_weights(function: Callable[..., Any]) -> bool:
+    """Whether a metric, or the method `metrics` of an objective, has a parameter `weights`."""
+    return "weights" in inspect.signature(function).parameters
+
+
+def figures(
+    kind: str, answer: Tensor, target: Tensor, weights: Tensor | None = None
+) -> dict[str, float]:
     """Compute all metrics of a kind of target, of what `metric` says that they take."""
     by_key = {}
+    weighted = () if weights is None else (weights.double(),)
     for entry in metrics_of(kind):
-        value = entry.cls(answer, target)
+        value = entry.cls(answer, target, *weighted)
         try:
             by_key[entry.key] = float(value)
         except (TypeError, ValueError, RuntimeError):
@@ -79,23 +91,37 @@ def figures(kind: str, answer: Tensor, target: Tensor) -> dict[str, float]:
     return by_key
 
 
+def row_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean over the rows, each counting by its weight: (N, ...), (N,) -> (...)."""
+    if weights is None:
+        return values.mean(0)
+    weights = weights.to(torch.promote_types(values.dtype, weights.dtype))
+    return torch.tensordot(weights, values.to(weights), dims=1) / weights.sum()
+
+
 # ---- classification
 
 
 @metric("classification")
-def accuracy(logits: Tensor, target: Tensor) -> float:
+def accuracy(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the share of samples whose highest logit is that of their class."""
-    return (logits.argmax(-1) == target).double().mean().item()
+    return row_mean((logits.argmax(-1) == target).double(), weights).item()
 
 
 @metric("classification")
-def macro_f1(logits: Tensor, target: Tensor) -> float:
+def macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean F1 over the classes in `target`."""
     predicted, classes = logits.argmax(-1), logits.shape[-1]
+    right = predicted == target
     # Not scikit-learn's F1, which takes 10 ms: a benchmark calls this thousands of times.
-    hits = torch.bincount(target[predicted == target], minlength=classes)
-    num_true, num_predicted = (torch.bincount(x, minlength=classes) for x in (target, predicted))
-    f1 = 2 * hits / (num_true + num_predicted).clamp(min=1)
+    if weights is None:
+        hits = torch.bincount(target[right], minlength=classes)
+        num_true, num_predicted = (torch.bincount(x, None, classes) for x in (target, predicted))
+        f1 = 2 * hits / (num_true + num_predicted).clamp(min=1)
+    else:
+        hits = torch.bincount(target[right], weights[right], classes)
+        num_true, num_predicted = (torch.bincount(x, weights, classes) for x in (target, predicted))
+        f1 = 2 * hits / torch.where(num_true > 0, num_true + num_predicted, 1)
     return f1[num_true > 0].double().mean().item()
 
 
@@ -103,25 +129,29 @@ def macro_f1(logits: Tensor, target: Tensor) -> float:
 
 
 @metric("multilabel")
-def sample_f1(logits: Tensor, target: Tensor) -> float:
+def sample_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean F1 of the samples: 1 where one has no label and none is predicted."""
-    return multilabel_scores(logits, target).mean().item()
+    return row_mean(multilabel_scores(logits, target), weights).item()
 
 
 @metric("multilabel", name="macro_f1")
-def multilabel_macro_f1(logits: Tensor, target: Tensor) -> float:
+def multilabel_macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean F1 over the labels that occur or are predicted; 1 if there are none.
 
     As scikit-learn's with `zero_division=nan`.
     """
     predicted, true = logits > 0, target.bool()
-    counts = predicted.sum(0) + true.sum(0)
-    f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
+    if weights is None:
+        counts = predicted.sum(0) + true.sum(0)
+        f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
+    else:
+        counts = weights @ predicted.double() + weights @ true.double()
+        f1 = 2 * (weights @ (predicted & true).double()) / torch.where(counts > 0, counts, 1)
     return f1[counts > 0].mean().item() if counts.any() else 1.0
 
 
 @metric("multilabel", name="map")
-def mean_average_precision(logits: Tensor, target: Tensor) -> float:
+def mean_average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean average precision over the labels that occur; 0 if none does.
 
     NaN where a logit is not finite.
@@ -133,41 +163,72 @@ def mean_average_precision(logits: Tensor, target: Tensor) -> float:
     occur = target.bool().any(0)
     if not occur.any():
         return 0.0
-    return float(average_precision_score(target[:, occur], logits[:, occur], average="macro"))
+    labels, shown = target[:, occur], logits[:, occur]
+    return float(
+        average_precision_score(labels, shown, average="macro", sample_weight=_array(weights))
+    )
+
+
+def _array(weights: Tensor | None) -> Any:
+    """Return weights as scikit-learn takes them."""
+    return None if weights is None else weights.numpy()
 
 
 # ---- regression: of several targets, (N, T), the mean over them
 
 
 @metric("regression", higher=False)
-def mae(prediction: Tensor, target: Tensor) -> float:
+def mae(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean absolute error."""
-    return (prediction.double() - target.double()).abs().mean().item()
+    errors = (prediction.double() - target.double()).abs()
+    return (errors if weights is None else row_mean(errors, weights)).mean().item()
 
 
 @metric("regression", higher=False)
-def rmse(prediction: Tensor, target: Tensor) -> float:
+def rmse(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the root mean squared error."""
-    return (prediction.double() - target.double()).square().mean(0).sqrt().mean().item()
+    squares = (prediction.double() - target.double()).square()
+    return row_mean(squares, weights).sqrt().mean().item()
 
 
 @metric("regression")
-def r2(prediction: Tensor, target: Tensor) -> float:
+def r2(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the share of the target's variance that is explained."""
     from sklearn.metrics import r2_score
 
-    return _mean_where_varied(lambda p, t: float(r2_score(t, p)), prediction, target)
+    def explained(p: Tensor, t: Tensor) -> float:
+        return float(r2_score(t, p, sample_weight=_array(weights)))
+
+    return _mean_where_varied(explained, prediction, target)
 
 
 @metric("regression")
-def spearman(prediction: Tensor, target: Tensor) -> float:
-    """Return Spearman's rank correlation; 0 for a constant prediction."""
+def spearman(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return Spearman's rank correlation; 0 for a constant prediction.
+
+    A row of weight 2 counts as two equal rows, in the ranks and in the correlation of the ranks.
+    """
     from scipy.stats import spearmanr
 
     def correlation(p: Tensor, t: Tensor) -> float:
-        return float(spearmanr(p, t).statistic) if (p != p[0]).any() else 0.0
+        if not (p != p[0]).any():
+            return 0.0
+        if weights is None:
+            return float(spearmanr(p, t).statistic)
+        ranks = torch.stack([_weighted_ranks(x, weights) for x in (p, t)])
+        centred = ranks - row_mean(ranks.T, weights)[:, None]
+        products = (centred * weights) @ centred.T
+        return (products[0, 1] / (products[0, 0] * products[1, 1]).sqrt()).item()
 
     return _mean_where_varied(correlation, prediction, target)
+
+
+def _weighted_ranks(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the weight below each value plus half the weight at it, (N,): rows with whole weights
+    get the mean rank of so many equal rows, less a constant."""
+    distinct, place = values.unique(return_inverse=True)
+    at = torch.bincount(place, weights, len(distinct))
+    return (at.cumsum(0) - at / 2)[place]
 
 
 def _mean_where_varied(
@@ -189,26 +250,27 @@ def _mean_where_varied(
 
 
 @metric("ordinal", name="mae", higher=False)
-def levels_off(prediction: Tensor, target: Tensor) -> float:
+def levels_off(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean absolute error in levels."""
-    return mae(prediction, target)
+    return mae(prediction, target, weights)
 
 
 @metric("ordinal", name="accuracy")
-def level_accuracy(prediction: Tensor, target: Tensor) -> float:
+def level_accuracy(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the share of samples whose level is predicted."""
-    return (prediction == target).double().mean().item()
+    return row_mean((prediction == target).double(), weights).item()
 
 
 @metric("ordinal")
-def kappa(prediction: Tensor, target: Tensor) -> float:
+def kappa(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     """Return the quadratic weighted kappa: 0 at chance level, 1 without errors.
 
     It is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of a random other sample.
     """
     p, t = prediction.double(), target.double()
-    expected = p.square().mean() + t.square().mean() - 2 * p.mean() * t.mean()
-    error = (p - t).square().mean()
+    p2, t2, p1, t1 = (row_mean(x, weights) for x in (p.square(), t.square(), p, t))
+    expected = p2 + t2 - 2 * p1 * t1
+    error = row_mean((p - t).square(), weights)
     return (1 - error / expected).item() if expected > 0 else 1.0
 
 

@@ -76,6 +76,31 @@ def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[floa
     return float(interval.low), float(interval.high)
 
 
+def weighted(scores: Array, weights: Array | None) -> Array:
+    """Return scores (S, N) whose plain mean is the mean weighted by (N,); None leaves them.
+
+    m + (s - m) w / mean(w), with m the weighted mean of all: Taylor's linearisation of a ratio of
+    sums, so that an interval over items is that of the weighted mean (as of survey data).
+
+    >>> weighted(np.array([[1.0, 0.0, 0.0]]), np.array([2.0, 1.0, 1.0])).mean()
+    0.5
+    """
+    if weights is None:
+        return scores
+    factors = weights / weights.mean()
+    mean = (scores * factors).mean()
+    return np.asarray(mean + (scores - mean) * factors, np.float64)
+
+
+def effective_size(weights: Array) -> int:
+    """Return how many equal weights tell as much, (sum w)^2 / sum w^2 (Kish 1965), at least 1.
+
+    >>> effective_size(np.array([1.0, 1.0, 0.0, 0.0]))
+    2
+    """
+    return max(1, round(float(weights.sum() ** 2 / (weights**2).sum())))
+
+
 def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
     """Return one column per group: (S, N) -> (S, G), with the same mean.
 
@@ -146,22 +171,26 @@ def compare(
     groups: Sequence[str] | None = None,
     test_share: float = 0.0,
     resamples: int = RESAMPLES,
+    weights: Array | None = None,
 ) -> Comparison:
     """Compare two models on the same seeds and items: both (S, N), higher is better.
 
     `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
     and the sign-flip permutation test resample items only, with the trained models fixed. `groups`
-    (N,) names the items that belong together; `test_share` is that of `crossed`.
+    (N,) names the items that belong together; `test_share` is that of `crossed`. Items count by
+    their `weights` (N,), see `weighted`; McNemar's test takes none, and is then NaN.
     """
-    gain = by_group(np.asarray(a, np.float64) - np.asarray(b, np.float64), groups)
+    gain = weighted(np.asarray(a, np.float64) - np.asarray(b, np.float64), weights)
+    gain = by_group(gain, groups)
     interval, p = crossed(gain, test_share)
     by_item = gain.mean(0)
-    weights, signs = _resamples(len(by_item), resamples)
-    low, high = np.quantile(weights @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    drawn, signs = _resamples(len(by_item), resamples)
+    low, high = np.quantile(drawn @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     flipped = np.abs(signs @ by_item)
     at_least = int((flipped >= abs(by_item.sum()) - 1e-9).sum())
     permutation = (at_least + 1) / (resamples + 1)
-    return Comparison(*interval, p, float(low), float(high), permutation, mcnemar(a, b))
+    votes = mcnemar(a, b) if weights is None else math.nan
+    return Comparison(*interval, p, float(low), float(high), permutation, votes)
 
 
 def mcnemar(a: Array, b: Array) -> float:

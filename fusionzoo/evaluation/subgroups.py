@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Interval, by_group, crossed, share_interval
+from .statistics import LEVEL, Interval, by_group, crossed, share_interval, weighted
 
 Array = NDArray[np.float64]
 Words = NDArray[np.str_]
@@ -62,6 +62,7 @@ def compare_subgroups(
     *,
     test_share: float = 0.0,
     once: NDArray[np.bool_] | None = None,
+    weights: Array | None = None,
 ) -> Subgroups:
     """Compare the samples of each group with all others: `scores` (S, N), higher is better.
 
@@ -71,7 +72,8 @@ def compare_subgroups(
     difference joins both sides' intervals (Newcombe 1998; Zou and Donner 2008,
     doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds for the worst of the
     groups. Clusters with samples in several groups are counted in each. `test_share` is that of
-    `statistics.crossed`; `once` (N,) marks the tests to count as samples, by default all.
+    `statistics.crossed`; `once` (N,) marks the tests to count as samples, by default all. Scores
+    count by their `weights` (N,), above 0; then every interval is Student's.
     """
     clustered = np.array(clusters)
     once = np.ones(len(names), np.bool_) if once is None else once
@@ -79,7 +81,10 @@ def compare_subgroups(
     groups = []
     for name in every:
         inside = names == name
-        sides = [(scores[:, rows], clustered[rows]) for rows in (inside, ~inside)]
+        sides = [
+            (scores[:, rows], clustered[rows], None if weights is None else weights[rows])
+            for rows in (inside, ~inside)
+        ]
         level = _simultaneous(len(every))
         difference = _difference(*(_mean(*side, level, test_share) for side in sides))
         score = _mean(*sides[0], LEVEL, test_share)
@@ -90,7 +95,11 @@ def compare_subgroups(
 
 
 def subgroup_gains(
-    gains: Array, names: Words, clusters: Sequence[str], test_share: float = 0.0
+    gains: Array,
+    names: Words,
+    clusters: Sequence[str],
+    test_share: float = 0.0,
+    weights: Array | None = None,
 ) -> dict[str, Interval]:
     """Return the mean of (S, N) in each group, with intervals that are simultaneous over them.
 
@@ -98,8 +107,12 @@ def subgroup_gains(
     """
     clustered, every = np.array(clusters), sorted(set(names.tolist()))
     level = _simultaneous(len(every))
-    parts = {name: (gains[:, names == name], clustered[names == name]) for name in every}
-    return {name: _clustered(*part, level, test_share) for name, part in parts.items()}
+    found = {}
+    for name in every:
+        rows = names == name
+        counted = weighted(gains[:, rows], None if weights is None else weights[rows])
+        found[name] = _clustered(counted, clustered[rows], level, test_share)
+    return found
 
 
 def subgroup_cells(dataset: PairedDataset, column: str) -> list[str | None]:
@@ -153,7 +166,10 @@ def subgroup_metrics(
     """
     metric, row_of = task.metric, {key: row for row, key in enumerate(dataset.ids)}
     target = answers.target.reshape(len(answers.target), -1)
-    known = ~target.double().isnan().any(1)
+    known, weights = ~target.double().isnan().any(1), None
+    if answers.weights is not None:
+        known &= answers.weights > 0
+        weights = answers.weights[known].double().numpy()
     scores = task.scores(answers.fused.float()[known], target[known]).numpy()[None]
     rows = [row_of[key] for key, one in zip(answers.ids, known.tolist(), strict=True) if one]
     clusters = [dataset.groups[row] for row in rows]
@@ -161,7 +177,7 @@ def subgroup_metrics(
     for column in columns:
         cells = subgroup_cells(dataset, column)
         names = group_names([cells[row] for row in rows], column)
-        groups, worst = compare_subgroups(scores, names, clusters)
+        groups, worst = compare_subgroups(scores, names, clusters, weights=weights)
         found[column] = {
             "metric": metric.name,
             "groups": {group.name: subgroup_figures(group, metric) for group in groups},
@@ -211,7 +227,11 @@ def _simultaneous(groups: int) -> float:
     return 1 - (1 - LEVEL) / groups
 
 
-def _mean(scores: Array, clusters: Words, level: float, test_share: float) -> Interval:
+def _mean(
+    scores: Array, clusters: Words, weights: Array | None, level: float, test_share: float
+) -> Interval:
+    if weights is not None:
+        return _clustered(weighted(scores, weights), clusters, level, test_share)
     mean, count = float(scores.mean()), len(set(clusters.tolist()))
     alone = count == scores.size and not test_share  # of one seed, too
     if np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):

@@ -35,6 +35,8 @@ def data_identity(dataset: PairedDataset) -> dict[str, str]:
     the table.
     """
     columns = {part: x for part, x in COLUMNS.items() if x in dataset.table.column_names}
+    if dataset.weight_column is not None:
+        columns["weights"] = dataset.weight_column
     digests = {part: hashlib.sha256() for part in columns}
     digests |= {f"values of {name}": hashlib.sha256() for name in dataset.modalities}
     for start in range(0, len(dataset), ROWS_AT_ONCE):

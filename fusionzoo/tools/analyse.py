@@ -110,6 +110,8 @@ def read_features(
     rows, as in a benchmark.
     """
     opened = open_dataset(cfg.data, targets_of(cfg), dataset)
+    if opened.weight_column is not None:
+        raise FusionZooError("pid takes no weights of samples: leave out --data.weight_column")
     if opened.scheme is not None:
         raise FusionZooError(f"pid needs one class for each sample; {opened.source} has none")
     as_they_are: Mapping[str, Any] = {

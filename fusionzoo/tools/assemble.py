@@ -424,7 +424,7 @@ def _joint_settings(parts: Sequence[LentModality]) -> tuple[dict[str, Any], list
             values = [x for x, y in zip(values, parts, strict=True) if _has_numbers(y)] or values
         if all(value == values[0] for value in values):
             merged[key] = values[0]
-        elif key in SHARED_BY_FILES and key != "group_column":
+        elif key in SHARED_BY_FILES and key not in ("group_column", "weight_column"):
             every = zip(parts, stored, strict=True)
             shown = ", ".join(f"{x.folder} {settings.get(key)!r}" for x, settings in every)
             raise FusionZooError(

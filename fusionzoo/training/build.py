@@ -90,6 +90,7 @@ def build_objective(
     """Build model, heads, losses and strategies; also return the parameters frozen as unused."""
     _check_modalities(cfg, train_set)
     tasks = build_tasks(cfg, train_set)
+    mean_weight = mean_weight_of(train_set, tasks)
     encoders = {name: cfg.encoders[name] for name in train_set.modalities}
     model = create_model(
         cfg.fusion,
@@ -103,11 +104,13 @@ def build_objective(
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     with_heads = cfg.train.unimodal and train_set.scheme != ()
     ids, targets = train_set.ids, train_set.targets
-    prior = tasks.prior(targets)
+    prior = tasks.prior(targets, train_set.weights)
     heads = UnimodalHeads(dims if with_heads else {}, model.spec["fusion"]["dim"], prior)
     if train_set.scheme != ():
         model.complete(prior=prior)
-    objective = Objective(model, heads, tasks, ids, targets, train_set.groups, cfg.seed)
+    objective = Objective(
+        model, heads, tasks, ids, targets, train_set.groups, cfg.seed, mean_weight
+    )
     objective.notes = notes
     unused = freeze_unused(objective)
     # After `freeze_unused`, so that no strategy keeps state from its dummy batch.
@@ -115,6 +118,21 @@ def build_objective(
     objective.balance = build_balance(*with_matryoshka(cfg, model.targets != []), inputs)
     _check_strategies(cfg, objective, train_set)
     return objective, unused
+
+
+def mean_weight_of(train_set: PairedDataset, tasks: Tasks) -> float | None:
+    """Return the mean weight of the training samples, None if they have none; raise an error where
+    all are 0, or where a metric takes no weights."""
+    if train_set.weights is None:
+        return None
+    tasks.check_weights()
+    mean = float(train_set.weights.double().mean())
+    if not mean > 0:
+        raise FusionZooError(
+            f"{train_set.source}: all weights of the training split are 0 in column"
+            f" {train_set.weight_column!r} (--data.weight_column), so nothing could be learnt"
+        )
+    return mean
 
 
 def _check_modalities(cfg: RunConfig, train_set: PairedDataset) -> None:
@@ -144,9 +162,21 @@ def _check_strategies(cfg: RunConfig, objective: Objective, train_set: PairedDat
                 "--optim.schedule plateau follows a validation loss, which --objective.name none"
                 " lacks"
             )
+    if train_set.weights is not None:
+        check_weighable(objective)
     for name, strategy in strategies.items():
         if cfg.dist.strategy == "fsdp" and not strategy.shards:
             raise FusionZooError(f"--balance {name} needs whole weights: --dist.strategy ddp")
+
+
+def check_weighable(objective: Objective) -> None:
+    """Raise on training strategies that cannot weigh rows."""
+    for name, strategy in objective.balance.items():
+        if not strategy.weighs_rows:
+            raise FusionZooError(
+                f"--balance {name} compares samples with each other, so it cannot weigh single"
+                " ones: leave it out, or leave out --data.weight_column"
+            )
 
 
 def splits_of(cfg: RunConfig, dataset: PairedDataset) -> dict[str, PairedDataset]:
@@ -166,5 +196,13 @@ def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
             raise FusionZooError(
                 f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
             )
-        for target in tasks.unlabelled(split.targets):
+        targets, weights = split.targets, split.weights
+        if weights is not None and not (weights > 0).all():
+            if not (weights > 0).any():
+                raise FusionZooError(
+                    f"all weights of the {name} split are 0 in column {split.weight_column!r}"
+                    " (--data.weight_column), so it cannot be evaluated"
+                )
+            targets = targets[weights > 0]
+        for target in tasks.unlabelled(targets):
             raise FusionZooError(f"no sample of the {name} split has a label {target!r}")

@@ -79,6 +79,7 @@ def _answers(module: Objective, batch: Batch, output: ObjectiveOutput, dataset: 
         by_subset={frozenset([name]): x.float() for name, x in output.given_only.items()},
         aligned={name: x.float() for name, x in output.aligned.items()},
         relevance=relevance_labels(dataset).of(batch.ids) if is_compared else Relevance(),
+        weights=batch.weight,
     )
 
 
@@ -92,7 +93,8 @@ def metrics_of(tasks: Tasks, answers: Answers) -> Metrics:
         (name,), rows = names, answers.has_any(names)
         head = {}
         if name in figures.alone:
-            head = tasks.metrics(answers.alone[name][rows], answers.target[rows])
+            chosen = None if answers.weights is None else answers.weights[rows]
+            head = tasks.metrics(answers.alone[name][rows], answers.target[rows], chosen)
         where_present[name] = {"samples": int(rows.sum()), "of": len(rows), "unimodal": head}
     if where_present:
         given_only = {name: x for (name,), x in figures.by_subset.items()}

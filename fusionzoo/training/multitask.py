@@ -81,16 +81,26 @@ class Tasks(nn.Module):
                     f" no place for {name}: leave it out, or choose another --fusion.name"
                 )
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Return the metrics of a split, each task's on the rows with its label: (N, K), labels."""
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        """Return the metrics of a split, each task's on the rows with its label: (N, K), labels.
+
+        Rows count by their `weights`, (N,); those of weight 0 are left out.
+        """
+        if weights is not None and not (counts := weights > 0).all():
+            if not counts.any():
+                raise FusionZooError("all weights of these samples are 0: nothing can be measured")
+            logits, target, weights = (x[counts] for x in (logits, target, weights))
         if self.plain:
-            return self.first.metrics(logits, target)
+            return self.first.metrics(logits, target, *_listed(weights))
         by_task: dict[str, dict[str, float]] = {}
         for task, task_logits, label in self._parts(logits, target):
             has_label = ~label.isnan().any(-1)
             if not has_label.any():
                 raise FusionZooError(f"no sample of this split has a label {task.target.name!r}")
-            by_task[task.target.name] = task.metrics(task_logits[has_label], label[has_label])
+            rows = [x[has_label] for x in (task_logits, label, *_listed(weights))]
+            by_task[task.target.name] = task.metrics(*rows)
         if len(by_task) == 1:
             return next(iter(by_task.values()))
         losses = zip(
@@ -102,6 +112,12 @@ class Tasks(nn.Module):
             for name, task_logits in by_task.items()
             for key, x in task_logits.items()
         }
+
+    def check_weights(self) -> None:
+        """Raise an error if a task or a metric cannot weigh rows."""
+        for task in self.tasks:
+            assert isinstance(task, Task)
+            task.check_weights()
 
     def rank(self, figures: Metrics) -> tuple[float, float]:
         """Return a sort key, higher is better: the leading metric, then the negative loss."""
@@ -125,17 +141,16 @@ class Tasks(nn.Module):
         tasks = [task for task in self.tasks if isinstance(task, Task)]
         return any(task.is_error(key) for task in tasks if column in ("", task.target.name))
 
-    def prior(self, labels: Tensor) -> Tensor:
-        """Return the prediction without any input, as exp(logits): labels of a split -> (K,)."""
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the prediction without any input, as exp(logits): labels of a split, how much each
+        row counts (N,) -> (K,)."""
         if self.plain:
-            return self.first.prior(labels)
-        parts = self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels)
-        return torch.cat(
-            [
-                task.prior(task_labels[~task_labels.isnan().any(-1)])
-                for task, _, task_labels in parts
-            ]
-        )
+            return self.first.prior(labels, *_listed(weights)).to(torch.float32)
+        priors = []
+        for task, _, label in self._parts(labels.new_zeros(len(labels), sum(self.widths)), labels):
+            known = ~label.isnan().any(-1)
+            priors.append(task.prior(*(x[known] for x in (label, *_listed(weights)))))
+        return torch.cat(priors)
 
     def unlabelled(self, labels: Tensor) -> list[str]:
         """Return the tasks for which no row has a label: labels of a split (N, C)."""
@@ -149,6 +164,11 @@ class Tasks(nn.Module):
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
         return list(zip(self.tasks, *slices, strict=True))  # type: ignore[arg-type]
+
+
+def _listed(weights: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the further argument of `Task.metrics`; objectives of plugins may not have it."""
+    return () if weights is None else (weights,)
 
 
 def _nan_last(x: float) -> float:

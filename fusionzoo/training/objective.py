@@ -46,6 +46,8 @@ class Objective(nn.Module):
     """Model, each modality's own head, the tasks' loss, and the training strategies.
 
     `ids`, `targets` and `groups` are those of the training split, for fusions with a memory.
+    `mean_weight` is the mean of its rows' weights, if the data have weights: each row's losses are
+    multiplied by its weight over this mean, so that the learning rate keeps its meaning.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Objective(nn.Module):
         targets: Tensor | None = None,
         groups: Sequence[str] = (),
         seed: int = 0,
+        mean_weight: float | None = None,
     ) -> None:
         super().__init__()
         self.model, self.heads, self.tasks = model, heads, tasks or plain_tasks()
-        self.seed = seed
+        self.seed, self.mean_weight = seed, mean_weight
         self.row_of_id = {sample_id: row for row, sample_id in enumerate(ids)}
         no_targets = torch.zeros(0, dtype=torch.int64)
         targets = no_targets if targets is None else targets
@@ -81,6 +84,12 @@ class Objective(nn.Module):
         """Return the samples' rows in the training split, -1 where it has no such id: (B,)."""
         rows = [self.row_of_id.get(sample_id, -1) for sample_id in batch.ids]
         return torch.tensor(rows, dtype=torch.int64)
+
+    def sample_weight(self, batch: Batch) -> Tensor | None:
+        """Return the rows' weights over the mean of the training split, (B,); None: all count 1."""
+        if self.mean_weight is None or batch.weight is None:
+            return None
+        return batch.weight / self.mean_weight
 
     def forward(
         self, batch: Batch, context: StepContext | None = None, *, each_alone: bool = False
@@ -115,7 +124,9 @@ class Objective(nn.Module):
             context = context._replace(output=strategy.edit_output(context))
         loss = self.model.fusion.loss(context.output, batch.target, context)
         trained = ObjectiveOutput(output.logits, loss, unimodal_logits, unimodal_loss)
-        return _add_strategies(trained, strategies, context) if strategies else trained
+        trained = _add_strategies(trained, strategies, context) if strategies else trained
+        weight = context.sample_weight
+        return trained if weight is None else _weigh_rows(trained, strategies, weight)
 
     def _in_batch(
         self, context: StepContext, batch: Batch, features: Mapping[str, Features]
@@ -128,6 +139,7 @@ class Objective(nn.Module):
             criterion=self.criterion,
             row_weight=self.tasks.row_weight(batch.target),
             row_weight_of=self.tasks.row_weight,
+            sample_weight=self.sample_weight(batch),
             memory=self.memory,
         )
         for strategy in self.strategies(context):
@@ -169,6 +181,25 @@ def _add_strategies(
         losses.update(strategy.extra_losses(context))
     return output._replace(
         main_loss=main_loss, extra_losses=extra_losses, separate_losses=separate_losses
+    )
+
+
+def _weigh_rows(
+    output: ObjectiveOutput, strategies: Sequence[Balance], weight: Tensor
+) -> ObjectiveOutput:
+    """Multiply every row's losses by its weight, (B,); a strategy that mixes rows has done so with
+    the main loss."""
+
+    def weigh(term: LossTerm) -> LossTerm:
+        return term._replace(values=term.values * weight) if term.by_row else term
+
+    main_loss, is_mixed = output.main_loss, any(x.mixes_rows for x in strategies)
+    return output._replace(
+        loss=output.loss * weight,
+        unimodal_loss={name: loss * weight for name, loss in output.unimodal_loss.items()},
+        main_loss=main_loss if main_loss is None or is_mixed else weigh(main_loss),
+        extra_losses={name: weigh(term) for name, term in output.extra_losses.items()},
+        separate_losses={name: weigh(term) for name, term in output.separate_losses.items()},
     )
 
 

@@ -27,8 +27,8 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.devices import is_out_of_memory, same_randomness
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.evaluation.measure import Answers
-from fusionzoo.evaluation.statistics import share_interval
+from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, weighted_by
+from fusionzoo.evaluation.statistics import effective_size, share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded
 from fusionzoo.loading import load
@@ -37,7 +37,7 @@ from fusionzoo.plugins import plugin_list
 from fusionzoo.structures import Batch
 from fusionzoo.trained_on import Row, RunResults, TrainedOn
 
-from .calibrate import calibrate, calibration_rows, measure
+from .calibrate import calibratable, calibrate, calibration_rows, measure
 from .checkpoint import State
 from .fit import Metrics, collect_answers, metrics_of
 from .multitask import Tasks
@@ -109,17 +109,14 @@ def test_model(
     to the validation split. Return the metrics, these, and their figures on the test split."""
     test = collect_answers(trainer, loader, reports_each_alone(trainer))
     metrics = metrics_of(trainer.module.tasks, test)
+    if (column := getattr(loader.dataset, "weight_column", None)) is not None:
+        metrics[WEIGHTED_BY] = column
     targets = trainer.module.model.answer_targets
     if val is None or not any(target.width for target in targets):
         return metrics, None, {}
-    # A sample without any modality is answered by the prior, which needs no calibration.
-    logits, labels, test_logits, test_labels = (
-        x[split.has_any(split.present)]
-        for split in (val, test)
-        for x in (split.fused, split.target)
-    )
-    calibration = calibrate(targets, logits, labels, trainer.cfg.train.calibrate)
-    return metrics, calibration, measure(calibration, targets, test_logits, test_labels)
+    rows = calibratable(val)
+    calibration = calibrate(targets, *rows[:2], trainer.cfg.train.calibrate, rows[2])
+    return metrics, calibration, measure(calibration, targets, *calibratable(test))
 
 
 def save_model(
@@ -163,12 +160,13 @@ def results_of(
 
     def row(given: list[str], samples: int, metrics: Mapping[str, float]) -> Row:
         is_share = {"accuracy"} if tasks.plain else set()
+        size = _size_of_interval(splits["test"], given, samples)
         figures = {name: metrics[name] for name in titles if name in metrics}
         return Row(
             given=given,
             samples=samples,
             metrics={
-                name: [x, *(share_interval(x, samples) if name in is_share else ())]
+                name: [x, *(share_interval(x, size) if name in is_share else ())]
                 for name, x in figures.items()
             },
         )
@@ -190,6 +188,15 @@ def results_of(
             ),
         ],
     )
+
+
+def _size_of_interval(split: PairedDataset, given: Sequence[str], samples: int) -> int:
+    """Return how many independent samples the figures given some modalities count as."""
+    if split.weights is None:
+        return samples
+    columns = [list(split.modalities).index(name) for name in given]
+    weights = split.weights[split.present[:, columns].any(1)]
+    return effective_size(weights.double().numpy())
 
 
 def explain_memory(error: RuntimeError, trainer: Trainer) -> None:
@@ -226,7 +233,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
-    groups = ("unimodal", "given_only", "where_present")
+    groups = ("unimodal", "given_only", "where_present", WEIGHTED_BY)
     shared = {name: x for name, x in test.items() if name not in groups}
     results: dict[str, Any] = {
         "train": {"loss": state.best["train_loss"]},
@@ -236,6 +243,7 @@ def write_results(
         "given_only": test.get("given_only", {}),
         "where_present": test.get("where_present", {}),
         **({"calibration": dict(calibrated)} if calibrated else {}),
+        **({WEIGHTED_BY: test[WEIGHTED_BY]} if WEIGHTED_BY in test else {}),
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
         **{key: x for key, x in state.best.items() if key in ("soup", "refit", "seeds")},
@@ -284,7 +292,13 @@ def show_results(
 
 
 def chosen_weights(results: Mapping[str, Any]) -> str:
-    """Say which weights the results of a run are of."""
+    """Say which weights of the model the results of a run are of, and what weighs the samples."""
+    column = results.get(WEIGHTED_BY)
+    said = "" if column is None else f", {weighted_by(column)}"
+    return f"{_chosen_epochs(results)}{said}"
+
+
+def _chosen_epochs(results: Mapping[str, Any]) -> str:
     is_last = results.get("select") == "last"  # a trial of an earlier version does not say
     if "seeds" in results:
         each = "its last epoch" if is_last else "its best epoch by validation"

@@ -200,7 +200,9 @@ def evaluating_trainer(
     """Return what evaluates and saves a finished model as that of a run; it makes no step."""
     heads = model.heads
     if heads is None:
-        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(train_set.targets))
+        heads = UnimodalHeads(
+            {}, model.fusion.dim, tasks.prior(train_set.targets, train_set.weights)
+        )
     objective = Objective(model, heads, tasks).to(world.device)
     evaluated = replace(
         cfg,

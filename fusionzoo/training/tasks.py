@@ -18,6 +18,8 @@ from fusionzoo.evaluation.metrics import (
     metrics_of,
     multilabel_scores,
     right,
+    row_mean,
+    takes_weights,
 )
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target, kind_of
@@ -48,23 +50,40 @@ class Task(nn.Module):
         """Return how much each row counts in `criterion`, (B,); None: all the same."""
         return None
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Measure a whole split, on the CPU: (N, K), (N, C).
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        """Measure a whole split, on the CPU: (N, K), (N, C), how much each row counts (N,).
 
         By default by all metrics of the kind of target, and the mean loss.
         """
-        loss = self.criterion(logits, target).mean().item()
-        return {**self.figures(logits, target), "loss": loss}
+        loss = row_mean(self.criterion(logits, target), weights).item()
+        return {**self.figures(logits, target, weights), "loss": loss}
 
-    def figures(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        """Compute all metrics of the kind of target: (N, K), (N, C)."""
+    def figures(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        """Compute all metrics of the kind of target: (N, K), (N, C), weights (N,)."""
         kind = self.target
         name = kind.standard_kind()
         if isinstance(kind, Number):
-            return figures(name, kind.predicted(logits), kind.original(target[:, 0]))
+            return figures(name, kind.predicted(logits), kind.original(target[:, 0]), weights)
         if isinstance(kind, Level):
-            return figures(name, kind.rank(logits), target[:, 0].long())
-        return figures(name, logits, target.long() if name == "multilabel" else as_index(target))
+            return figures(name, kind.rank(logits), target[:, 0].long(), weights)
+        labels = target.long() if name == "multilabel" else as_index(target)
+        return figures(name, logits, labels, weights)
+
+    def check_weights(self) -> None:
+        """Raise an error if a metric, or the objective's method `metrics`, takes no weights."""
+        kind, name = self.target.standard_kind(), type(self).__name__
+        parts = {f"metric {x.name!r}": x.cls for x in metrics_of(kind)}
+        parts |= {f"method {x.__name__} of {name}": x for x in (self.metrics, self.prior)}
+        for part, function in parts.items():
+            if not takes_weights(function):
+                raise FusionZooError(
+                    f"--data.weight_column: the {part} has no parameter `weights`: add"
+                    " `weights=None` to it, as docs/plugins.md says, or leave the column out"
+                )
 
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Return the figures of the final table and their titles: `shown`, titled metrics."""
@@ -76,8 +95,8 @@ class Task(nn.Module):
         kind = self.target.standard_kind()
         return name in self.errors or any(x.key == name and not x.higher for x in metrics_of(kind))
 
-    def prior(self, labels: Tensor) -> Tensor:
-        """Return what to answer where nothing is known, exp(logits): (N, C) -> (K,)."""
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return what to answer where nothing is known, exp(logits): (N, C), (N,) -> (K,)."""
         raise NotImplementedError
 
     @property
@@ -190,8 +209,8 @@ class Classification(Task):
         """Return the weight of each row's class, (B,)."""
         return None if self.weight is None else self.weight.float()[as_index(target)]
 
-    def prior_counts(self, labels: Tensor) -> Tensor:
-        return torch.bincount(as_index(labels), minlength=self.target.width)
+    def prior_counts(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        return torch.bincount(as_index(labels), weights, minlength=self.target.width)
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -205,12 +224,18 @@ class Classification(Task):
         # The power has no finite slope at 0 for gamma < 1.
         return (1 - right).clamp(min=1e-7) ** self.gamma * loss
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        loss = F.cross_entropy(logits.float(), as_index(target)).item()  # by no setting
-        return {**self.figures(logits, target), "loss": loss}
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        logits, index = logits.float(), as_index(target)  # the loss is by no setting
+        if weights is None:
+            loss = F.cross_entropy(logits, index)
+        else:
+            loss = row_mean(F.cross_entropy(logits, index, reduction="none"), weights)
+        return {**self.figures(logits, target, weights), "loss": loss.item()}
 
-    def prior(self, labels: Tensor) -> Tensor:
-        counts = self.prior_counts(labels)
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        counts = self.prior_counts(labels, weights)
         return counts / counts.sum()
 
 
@@ -240,13 +265,22 @@ class Multilabel(Task):
         )
         return each.mean(-1)
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
-        loss = F.binary_cross_entropy_with_logits(logits.float(), target.float()).item()
-        return {**self.figures(logits, target), "loss": loss}
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
+        logits, labels = logits.float(), target.float()
+        if weights is None:
+            loss = F.binary_cross_entropy_with_logits(logits, labels)
+        else:
+            each = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+            loss = row_mean(each.mean(-1), weights)
+        return {**self.figures(logits, target, weights), "loss": loss.item()}
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the odds of each label, half a sample added on both sides: none is infinite."""
         num_positive = labels.sum(0)
+        if weights is not None:
+            num_positive = len(labels) * row_mean(labels, weights)
         return (num_positive + 0.5) / (len(labels) - num_positive + 0.5)
 
 
@@ -265,10 +299,12 @@ class NoTarget(Task):
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         return 0.0 * logits.float().sum(-1)  # zero, but with a gradient, as DDP requires
 
-    def metrics(self, logits: Tensor, target: Tensor) -> dict[str, float]:
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+    ) -> dict[str, float]:
         return {"loss": 0.0}
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return torch.ones(1)
 
 
@@ -294,10 +330,13 @@ class Ordinal(Task):
         )
         return each.masked_fill(level < k, 0).sum(-1)
 
-    def prior(self, labels: Tensor) -> Tensor:
-        counts = torch.bincount(as_index(labels), minlength=self.target.width + 1)
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        counts = torch.bincount(as_index(labels), weights, minlength=self.target.width + 1)
         above = counts.sum() - counts.cumsum(0)
-        return (above / counts)[:-1]  # every level occurs
+        if weights is None:
+            return (above / counts)[:-1]  # every level occurs
+        # A level may have no weight.
+        return (above.clamp(min=1e-9) / counts.clamp(min=1e-9))[:-1]
 
 
 @OBJECTIVES.register("regression", family="objective", target="regression")
@@ -333,5 +372,7 @@ class Regression(Task):
         error = answer - wanted
         return error.square() if self.loss == "mse" else error.abs()
 
-    def prior(self, labels: Tensor) -> Tensor:
+    def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        if weights is not None:
+            return row_mean(labels, weights).exp()
         return torch.ones(1)  # exp(0): the mean

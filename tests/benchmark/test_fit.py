@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 from fusionzoo import create_fusion, fusion_info, list_fusions
 from fusionzoo.benchmark import train as fitting
 from fusionzoo.benchmark.train import (
+    BalancedTrainer,
+    CachedEncoder,
     FeedTrainer,
     FitResult,
     SingleTrainer,
@@ -22,6 +25,7 @@ from fusionzoo.benchmark.train import (
 )
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
+from fusionzoo.training.multitask import plain_tasks
 from helpers.setup_benchmark import small
 
 DIMS = {"image": 12, "text": 8, "audio": 6}
@@ -194,3 +198,36 @@ def test_the_loss_of_an_epoch_is_that_of_its_weights_on_the_validation_rows(tmp_
     (features,) = feed([VAL], -1)
     loss = torch.nn.functional.cross_entropy(again.fusion(features).logits, TARGETS[VAL])
     assert loss.item() == pytest.approx(best.loss, abs=1e-5)
+
+
+WHOLE = torch.arange(60) % 3 + 1.0  # of the training rows
+TWICE = torch.arange(60).repeat_interleave(WHOLE.long())
+
+
+def trained(trainer: FeedTrainer, rows: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The weights of the first model after a step on these rows of the training split."""
+    chosen = torch.as_tensor(rows)
+    (batch,) = feed([TRAIN[chosen]], 0)
+    trainer.train(True)
+    is_stacked = isinstance(trainer, StackedTrainer)
+    if is_stacked:
+        batch = {n: type(x)(*(part[None] for part in x)) for n, x in batch.items()}
+    trainer.step(batch, chosen[None], TARGETS[TRAIN[chosen]][None], 0.0, 0)
+    return trainer.weights(0)
+
+
+def test_every_trainer_takes_a_weight_of_2_for_a_row_listed_twice(tmp_path: Path) -> None:
+    cfg = small(tmp_path, epochs=1, batch_size=200, patience=None)
+    cfg = replace(cfg, optim=replace(cfg.optim, name="sgd", momentum=0.0, lr=0.1))
+    wanted = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), TWICE.tolist())
+    plain = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), range(60))
+    single = SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN], weights=WHOLE)
+    stacked = StackedTrainer([model("gmu", 0)], cfg, weights=WHOLE)
+    cached = model("gmu", 0)
+    cached.encoders.update({n: CachedEncoder(n, "vector", width) for n, width in DIMS.items()})
+    balanced = BalancedTrainer(cached, cfg, plain_tasks(), [], TARGETS, TRAIN, weights=WHOLE)
+    for trainer in (single, stacked, balanced):
+        found = trained(trainer, range(60))
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+        assert any(not torch.allclose(found[x], plain[x], atol=1e-5) for x in plain)

@@ -87,8 +87,8 @@ def test_a_linear_probe_of_a_modality_is_scikit_learns_on_the_samples_that_have_
     np.testing.assert_allclose(absent, shares.log().expand(len(absent), -1), atol=1e-6)
 
 
-@pytest.mark.parametrize("best", [1e-3, 0.1, 1.0, 10.0, 1e4, 1e9])
-def test_the_best_penalty_is_found_and_none_far_above_it_is_tried(best: float) -> None:
+@pytest.mark.parametrize("best", [1e-3, 0.1, 10.0, 1e4, 1e9])
+def test_a_penalty_at_the_end_of_the_grid_is_searched_beyond_it(best: float) -> None:
     tried: list[float] = []
 
     def fit_penalty(penalty: float) -> tuple[float, str]:
@@ -97,8 +97,7 @@ def test_the_best_penalty_is_found_and_none_far_above_it_is_tried(best: float) -
 
     penalty, (_, name) = best_penalty(fit_penalty)
     assert penalty == pytest.approx(min(best, 1e6)) and name == f"{penalty:g}"
-    assert len(tried) == len(set(tried)) <= 7
-    assert max(tried) <= 10.1 * max(best, 1.0)
+    assert len(tried) == len(set(tried)) <= 9
 
 
 def test_boosted_trees_are_scikit_learns_with_missing_modalities_as_missing_values() -> None:
@@ -122,9 +121,9 @@ def test_boosted_trees_take_no_more_threads_than_torch(monkeypatch: pytest.Monke
     seen: list[int] = []
     fit = HistGradientBoostingClassifier.fit
 
-    def recorded(self: Any, *arguments: Any) -> Any:
+    def recorded(self: Any, *arguments: Any, **weights: Any) -> Any:
         seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "openmp")
-        return fit(self, *arguments)
+        return fit(self, *arguments, **weights)
 
     monkeypatch.setattr(HistGradientBoostingClassifier, "fit", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

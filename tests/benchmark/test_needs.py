@@ -34,6 +34,7 @@ def bench(tmp_path: Path, **changes: Any) -> Any:
         "trained_alone": (),
         "scheme": None,
         "from_splits": False,
+        "weights": None,
     }
     return SimpleNamespace(**fields)
 

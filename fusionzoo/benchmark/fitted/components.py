@@ -39,18 +39,25 @@ class Trees(Method):
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         x, others = principal_components(learned, asked)
-        model = _grow(HistGradientBoostingClassifier, setting, x, labels)
+        model = _grow(HistGradientBoostingClassifier, setting, x, labels, learned.weights)
         return model.classes_, model.predict_proba(others)
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         x, others = principal_components(learned, asked)
-        models = [_grow(HistGradientBoostingRegressor, setting, x, column) for column in y.T]
+        create, weights = HistGradientBoostingRegressor, learned.weights
+        models = [_grow(create, setting, x, column, weights) for column in y.T]
         return np.stack([model.predict(others) for model in models], 1)
 
 
-def _grow(create: Callable[..., Any], setting: Setting, x: Matrix, y: NDArray[Any]) -> Any:
+def _grow(
+    create: Callable[..., Any],
+    setting: Setting,
+    x: Matrix,
+    y: NDArray[Any],
+    weights: Matrix | None,
+) -> Any:
     """Fit boosted trees with torch's number of threads: else each worker process uses all cores."""
     from threadpoolctl import threadpool_limits
 
@@ -62,7 +69,7 @@ def _grow(create: Callable[..., Any], setting: Setting, x: Matrix, y: NDArray[An
         random_state=0,
     )
     with threadpool_limits(torch.get_num_threads(), "openmp"):
-        return model.fit(x, y)
+        return model.fit(x, y, sample_weight=weights)
 
 
 class Tabular(Method):
@@ -73,6 +80,7 @@ class Tabular(Method):
     """
 
     most_rows = 50_000
+    weighs_rows = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

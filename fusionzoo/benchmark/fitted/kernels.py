@@ -42,8 +42,9 @@ class KernelSum(Method):
     ) -> tuple[NDArray[np.int64], Matrix]:
         gram, others = _kernels(learned, asked, setting["gamma"])
         classes, places = np.unique(labels, return_inverse=True)
-        margins = _margins(_fitted(gram, places, setting["penalty"]), others, len(classes))
-        scale = _scale(_unseen_margins(gram, places, setting["penalty"]), places)
+        penalty, weights = setting["penalty"], learned.weights
+        margins = _margins(_fitted(gram, places, penalty, weights), others, len(classes))
+        scale = _scale(_unseen_margins(gram, places, penalty, weights), places, weights)
         return classes, np.exp(_log_softmax(scale * margins))
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
@@ -52,10 +53,10 @@ class KernelSum(Method):
         gram, others = _kernels(learned, asked, setting["gamma"])
         mean, spread = y.mean(0), y.std(0)
         spread[spread == 0] = 1.0
-        columns = [
-            SVR(kernel="precomputed", C=setting["penalty"]).fit(gram, column).predict(others)
-            for column in ((y - mean) / spread).T
-        ]
+        columns = []
+        for column in ((y - mean) / spread).T:
+            model = SVR(kernel="precomputed", C=setting["penalty"])
+            columns.append(model.fit(gram, column, learned.weights).predict(others))
         return np.stack(columns, 1) * spread + mean
 
 
@@ -79,10 +80,10 @@ def _kernels(learned: Inputs, asked: Inputs, gamma: float) -> tuple[Matrix, Matr
     return grams[0], grams[1]
 
 
-def _fitted(gram: Matrix, labels: NDArray[np.int64], penalty: float) -> SVC:
+def _fitted(gram: Matrix, labels: NDArray[np.int64], penalty: float, weights: Matrix | None) -> SVC:
     from sklearn.svm import SVC
 
-    return SVC(kernel="precomputed", C=penalty).fit(gram, labels)
+    return SVC(kernel="precomputed", C=penalty).fit(gram, labels, weights)
 
 
 def _margins(model: SVC, others: Matrix, classes: int) -> Matrix:
@@ -95,7 +96,9 @@ def _margins(model: SVC, others: Matrix, classes: int) -> Matrix:
     return result
 
 
-def _unseen_margins(gram: Matrix, labels: NDArray[np.int64], penalty: float) -> Matrix:
+def _unseen_margins(
+    gram: Matrix, labels: NDArray[np.int64], penalty: float, weights: Matrix | None
+) -> Matrix:
     """Return the margins (N, K) of each training sample by a model that has not seen it."""
     from sklearn.model_selection import KFold
 
@@ -105,18 +108,20 @@ def _unseen_margins(gram: Matrix, labels: NDArray[np.int64], penalty: float) -> 
         return result
     for rest, part in KFold(PARTS, shuffle=True, random_state=0).split(gram):
         if len(np.unique(labels[rest])) > 1:
-            model = _fitted(gram[np.ix_(rest, rest)], labels[rest], penalty)
+            of_rest = None if weights is None else weights[rest]
+            model = _fitted(gram[np.ix_(rest, rest)], labels[rest], penalty, of_rest)
             result[part] = _margins(model, gram[np.ix_(part, rest)], classes)
     return result
 
 
-def _scale(margins: Matrix, labels: NDArray[np.int64]) -> float:
+def _scale(margins: Matrix, labels: NDArray[np.int64], weights: Matrix | None) -> float:
     """Return the factor of the margins with the least cross-entropy."""
     from scipy.optimize import minimize_scalar
 
     def loss(log_scale: float) -> float:
         logs = _log_softmax(np.exp(log_scale) * margins)
-        return -float(logs[np.arange(len(labels)), labels].clip(np.log(EDGE)).mean())
+        right = logs[np.arange(len(labels)), labels].clip(np.log(EDGE))
+        return -float(right.mean() if weights is None else np.average(right, weights=weights))
 
     return float(np.exp(minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded").x))
 

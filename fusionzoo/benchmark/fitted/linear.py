@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from .method import Fitted, Inputs, Matrix, Method, Setting
 
-FIRST = 1.0  # C of scikit-learn, the inverse of the penalty, where the search begins
-FARTHEST = 1e-5, 1e7  # where it ends if the best one is not found on the way
+PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)  # C of scikit-learn: the inverse of the penalty
+FARTHEST = 1e-5, 1e7  # where the search ends if the best penalty lies at the end of those
 
 
 class Linear(Method):
@@ -34,29 +34,26 @@ class Linear(Method):
         model = LogisticRegression(C=setting["penalty"], max_iter=500, tol=1e-3)
         with warnings.catch_warnings():  # weights that still grow are judged by the validation loss
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(learned.side_by_side, labels)
+            model.fit(learned.side_by_side, labels, sample_weight=learned.weights)
         return model.classes_, model.predict_proba(asked.side_by_side)
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
         from sklearn.linear_model import Ridge
 
-        model = Ridge(alpha=len(y) / setting["penalty"] / 100).fit(learned.side_by_side, y)
+        model = Ridge(alpha=len(y) / setting["penalty"] / 100)
+        model.fit(learned.side_by_side, y, sample_weight=learned.weights)
         return np.asarray(model.predict(asked.side_by_side)).reshape(len(asked.present), -1)
 
 
 def best_penalty(fit_penalty: Callable[[float], Fitted]) -> tuple[float, Fitted]:
     """Return the penalty with the least validation loss, and what was fitted with it.
 
-    From FIRST the search goes up tenfold each time while the loss falls, or else down. A kernel
-    machine takes a hundred times as long with a high C, so none far above the best is tried.
+    Where that is the first or last of PENALTIES, the search goes on beyond it, tenfold each time.
     """
-    best, fitted = FIRST, fit_penalty(FIRST)
-    for factor in (10.0, 0.1):
-        while FARTHEST[0] < best * factor < FARTHEST[1]:
-            tried = fit_penalty(best * factor)
-            if not tried[0] < fitted[0]:
-                break
-            best, fitted = best * factor, tried
-        if best != FIRST:
-            break
-    return best, fitted
+    fitted = {penalty: fit_penalty(penalty) for penalty in PENALTIES}
+    while True:
+        best = min(fitted, key=lambda penalty: fitted[penalty][0])
+        step = {min(fitted): 0.1, max(fitted): 10.0}.get(best)
+        if step is None or not FARTHEST[0] < best * step < FARTHEST[1]:
+            return best, fitted[best]
+        fitted[best * step] = fit_penalty(best * step)

@@ -25,10 +25,12 @@ class Inputs(NamedTuple):
 
     parts: tuple[Matrix, ...]  # (N, D_m) of each modality, zeros where a sample lacks it
     present: NDArray[np.bool_]  # (N, M) which modalities a sample has
+    weights: Matrix | None = None  # (N,) how much each counts, above 0, mean 1; None: all alike
 
     def of(self, rows: NDArray[np.bool_]) -> Inputs:
         """Return some of the samples."""
-        return Inputs(tuple(x[rows] for x in self.parts), self.present[rows])
+        weights = None if self.weights is None else self.weights[rows]
+        return Inputs(tuple(x[rows] for x in self.parts), self.present[rows], weights)
 
     @property
     def side_by_side(self) -> Matrix:
@@ -40,6 +42,7 @@ class Method(ABC):
     """A kind of model; it has no seed and no state of its own."""
 
     most_rows: ClassVar[int | None] = None  # training samples beyond which it is not run
+    weighs_rows: ClassVar[bool] = True  # whether it can weigh its samples
 
     @abstractmethod
     def choose(self, fit: Callable[[Setting], Fitted]) -> tuple[Setting, Fitted]:

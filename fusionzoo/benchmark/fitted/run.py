@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.structures import Features
 
 from ..bench import Bench, Job, learned_rows, sample_scores, tasks_of
@@ -50,12 +51,14 @@ def run_fitted(bench: Bench, job: Job) -> list[SeedResult]:
 
     def validated(setting: Setting) -> tuple[float, Tensor]:
         logits = _answer(bench, method, train, val, setting)
-        return float(tasks.criterion(logits, bench.targets[fold.val]).mean()), logits
+        losses = tasks.criterion(logits, bench.targets[fold.val])
+        return float(row_mean(losses, bench.weights_of(fold.val))), logits
 
     setting, (loss, val_logits) = method.choose(validated)
     test_logits = _answer(bench, method, learned, test, setting)
     scores = sample_scores(tasks, test_logits, bench.targets[fold.test])
-    row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full")
+    weights = bench.weights_of(fold.test)
+    row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full", weights=weights)
     facts = {"val_loss": loss, "seconds": time.perf_counter() - start, **setting}
     return [
         SeedResult(
@@ -76,6 +79,8 @@ def obstacle(bench: Bench, candidate: str) -> str:
     rows = max(len(learned_rows(bench, fold)) for fold in bench.folds)
     if most is not None and rows > most:
         return f"it would learn from {rows:,} samples, and is for at most {most:,}"
+    if bench.weights is not None and not _method(bench, candidate).weighs_rows:
+        return "it takes no weights of samples (--data.weight_column)"
     if parse(candidate).base != TABULAR:
         return ""
     kinds = {target.standard_kind() for target in bench.scheme or ()}
@@ -90,7 +95,7 @@ def obstacle(bench: Bench, candidate: str) -> str:
 
 def prior_logits(bench: Bench, rows: Tensor) -> Tensor:
     """Return the logits of an answer without any input, from the labels of these rows: (K,)."""
-    prior = tasks_of(bench, rows).prior(bench.targets[rows])
+    prior = tasks_of(bench, rows).prior(bench.targets[rows], bench.weights_of(rows))
     return prior.float().clamp(min=1e-9).log()
 
 
@@ -108,6 +113,11 @@ def _answer(bench: Bench, method: Method, learned: _Rows, asked: _Rows, setting:
     labels, tasks = bench.targets[learned.numbers], tasks_of(bench, learned.numbers)
     known = torch.from_numpy(learned.inputs.present.any(1))
     known = known if bench.scheme is not None else known & (labels >= 0)
+    weights = bench.weights_of(learned.numbers)
+    if weights is not None:
+        known = known & (weights > 0)
+        over_mean = (weights / weights[known].double().mean()).double().numpy()
+        learned = learned._replace(inputs=learned.inputs._replace(weights=over_mean))
     inputs = learned.inputs.of(known.numpy())
     logits = method.answer(tasks, inputs, labels[known], asked.inputs, setting)
     present = torch.from_numpy(asked.inputs.present.any(1))[:, None]

@@ -48,7 +48,7 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
-LABELS = ("subset", "modality", "corruption", "severity", "loss")  # of a row, no metrics
+LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
 EARLIER_KEYS = {"strategy": "candidate"}  # of lines and columns, in files of earlier versions
 EXTERNAL = "external"  # kind and family of others' figures and predictions
 Line = Mapping[str, Any]
@@ -129,8 +129,8 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
     metrics = _pooled(summary, candidate)
     line |= {key: x for key, x in metrics.items() if key not in (*LABELS, *line, "ece")}
     if summary.bench.from_splits and summary.folds > 1:
-        parts = [candidate.scores[:, part].mean() for part in summary.fold_slices]
-        by_split = [metric.shown(float(score)) for score in parts]
+        parts = [summary.mean(candidate.scores[:, x], x) for x in summary.fold_slices]
+        by_split = [metric.shown(score) for score in parts]
         line["mean_over_splits"] = float(np.mean(by_split))
         line["sd_over_splits"] = float(np.std(by_split, ddof=1))
     if summary.bench.scheme is None:
@@ -149,8 +149,9 @@ def _pooled(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
     """
     bench = summary.bench
     tasks = tasks_of(bench, bench.folds[0].train)  # metrics do not depend on the fold
+    weights = bench.weights_of(summary.rows)
     by_seed = [
-        score_row(tasks, logits, summary.target, torch.from_numpy(scores), "full")
+        score_row(tasks, logits, summary.target, torch.from_numpy(scores), "full", weights=weights)
         for logits, scores in zip(candidate.logits, candidate.scores, strict=True)
     ]
     names = [key for key in by_seed[0] if key not in LABELS]

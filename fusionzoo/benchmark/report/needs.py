@@ -103,6 +103,8 @@ def read_stored(path: Path, key: str) -> Needs | None:
 def _information(bench: Bench) -> Needs:
     """Return redundancy, uniqueness and synergy, and what follows for the choice of a fusion."""
     untrained = bench.trained_alone
+    if bench.weights is not None:
+        return {"notes": ["Redundancy and synergy take no weights of samples: left out."]}
     if not bench.features:
         return {"notes": ["Redundancy and synergy are those of cached features: there are none."]}
     if bench.scheme is not None:
@@ -203,6 +205,8 @@ def _interactions(bench: Bench, chosen: CandidateResults | None, job: Job | None
     """Return how much of the score of the fusion chosen on validation data needs interactions."""
     if chosen is None or job is None:
         return {}
+    if bench.weights is not None:
+        return {"notes": ["emap takes no weights of samples: left out."]}
     seconds = chosen.facts.get("seconds", 0.0)
     if bench.cfg.analyses is None and seconds > SECONDS:
         said = f"emap would train {chosen.name} again for about {seconds:.0f} s: `--analyses true`."

@@ -16,6 +16,7 @@ from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import risk_coverage
+from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.evaluation.statistics import rank
 from fusionzoo.files import write_text
@@ -125,10 +126,11 @@ def _scores_where_present(
         return scores
     present = summary.bench.present[summary.rows].numpy()
     for number, subset in enumerate(order[1:-1], 1):
-        rows = present[:, [name in subset for name in modalities]].any(1)
+        columns = [name in subset for name in modalities]
+        rows = np.asarray(present[:, columns].any(1), np.bool_)
         if not rows.all():
             known = candidate.subset_scores[:, number, rows]
-            scores[subset] = float(known.mean()) if known.size else math.nan
+            scores[subset] = summary.mean(known, rows) if known.size else math.nan
     return scores
 
 
@@ -161,7 +163,8 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
     fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
     if len(fusions) < 3 or num_seeds < 2:
         return None
-    ranking = rank(np.stack([fusion.scores.mean(1) for fusion in fusions], axis=1))
+    by_seed = [[summary.mean(x[None]) for x in fusion.scores] for fusion in fusions]
+    ranking = rank(np.array(by_seed).T)
     names = [fusion.name for fusion in fusions]
     matrix, lines = pairwise(summary, fusions)
     counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
@@ -403,7 +406,9 @@ def print_report(
 def print_figures(figures: Mapping[str, Any]) -> None:
     """Print the leaderboard's main columns and the verdict."""
     header, rows = text_table(figures["leaderboard"], figures["metric"], TERMINAL)
-    print_table("Test samples", header, rows)
+    column = figures.get(WEIGHTED_BY)  # earlier reports have none
+    title = "Test samples" if column is None else f"Test samples, {weighted_by(column)}"
+    print_table(title, header, rows)
     for name, error in figures["failed"].items():
         print(f"failed  {name}: {error}")
     for name, reason in figures.get("not_run", {}).items():  # earlier reports have none

@@ -102,15 +102,15 @@ class CandidateResults:
     def mean(self, **where: Any) -> float:
         """Average the score over seeds and samples, by default on the whole test split.
 
-        A fold counts by its samples. `where` selects other rows: `subset="a"`, `modality="a",
-        corruption="jitter", severity=1`.
+        A fold counts by its samples, or their weights. `where` selects other rows: `subset="a"`,
+        `modality="a", corruption="jitter", severity=1`.
         """
         wanted = {"subset": "full", "corruption": "", **where}
         rows = [row for row in self.rows if all(row[key] == x for key, x in wanted.items())]
         if not rows:
             return math.nan
-        samples = [row["samples"] for row in rows]
-        return float(np.average([row["score"] for row in rows], weights=samples))
+        sizes = [row["weight" if "weight" in row else "samples"] for row in rows]
+        return float(np.average([row["score"] for row in rows], weights=sizes))
 
     def score_by_subset(self, modalities: Sequence[str]) -> dict[frozenset[str], float]:
         """Return the score on every subset of the modalities."""
@@ -163,6 +163,33 @@ class Summary:
         return [groups[row] if groups else str(row) for row in rows.tolist()]
 
     @cached_property
+    def weights(self) -> NDArray[np.float64] | None:
+        """How much the test samples count, (N,); None: all alike."""
+        return self._weights_of(self.rows)
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which test samples have a weight above 0, (N,)."""
+        return np.ones(len(self.rows), np.bool_) if self.weights is None else self.weights > 0
+
+    def _weights_of(self, rows: Tensor) -> NDArray[np.float64] | None:
+        weights = self.bench.weights_of(rows)
+        return None if weights is None else weights.double().numpy()
+
+    def mean(
+        self, scores: NDArray[np.float64], rows: NDArray[np.bool_] | slice | None = None
+    ) -> float:
+        """Return the mean of scores (S, n) of the test samples, or some of them, each counting by
+        its weight; NaN of samples without any."""
+        weights = self.weights
+        if weights is None:
+            return float(scores.mean())
+        chosen = weights if rows is None else weights[rows]
+        if not chosen.sum() > 0:
+            return math.nan
+        return float(np.average(scores.mean(0), weights=chosen))
+
+    @cached_property
     def first_tests(self) -> NDArray[np.bool_]:
         """Which tests are the first of their sample, (N,): all, unless splits share samples."""
         mask = np.zeros(len(self.rows), np.bool_)
@@ -201,15 +228,29 @@ class Summary:
         rows = np.ones(a.scores.shape[1], np.bool_) if rows is None else rows
         groups = list(compress(self.groups, rows))
         first, second = (x.scores[:, rows] for x in (a, b))
-        share, once = self.bench.test_share, self.first_tests[rows]
-        comparison = statistics.compare(first, second, groups=groups, test_share=share)
+        share = self.bench.test_share
+        weights = None if self.weights is None else self.weights[rows]
+        comparison = statistics.compare(
+            first, second, groups=groups, test_share=share, weights=weights
+        )
+        if weights is not None:
+            return comparison
+        once = self.first_tests[rows]
         return comparison._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
 
     @cached_property
     def damaged_groups(self) -> list[str]:
         """The groups of the samples that are tested damaged."""
-        rows = [damaged_rows(self.bench, fold) for fold in self.bench.folds]
-        return self._groups_of(torch.cat(rows))
+        return self._groups_of(self._damaged)
+
+    @cached_property
+    def damaged_weights(self) -> NDArray[np.float64] | None:
+        """How much the samples that are tested damaged count, (n,); None: all alike."""
+        return self._weights_of(self._damaged)
+
+    @cached_property
+    def _damaged(self) -> Tensor:
+        return torch.cat([damaged_rows(self.bench, fold) for fold in self.bench.folds])
 
     def interval(
         self, scores: NDArray[np.float64], *, damaged: bool = False
@@ -219,7 +260,8 @@ class Summary:
         `damaged`: the scores are those of the samples that are tested damaged.
         """
         groups = self.damaged_groups if damaged else self.groups
-        by_group = statistics.by_group(scores, groups)
+        weights = self.damaged_weights if damaged else self.weights
+        by_group = statistics.by_group(statistics.weighted(scores, weights), groups)
         return statistics.crossed(by_group, self.bench.test_share)[0]
 
     def candidate(self, name: str) -> CandidateResults:
@@ -233,7 +275,7 @@ class Summary:
     def of_kind(self, kind: str) -> list[CandidateResults]:
         """Return the candidates of a kind, the best on the test split first."""
         candidates = [candidate for candidate in self.candidates if candidate.kind == kind]
-        return sorted(candidates, key=lambda candidate: (-candidate.scores.mean(), candidate.name))
+        return sorted(candidates, key=lambda x: (-self.mean(x.scores), x.name))
 
 
 def row_label(subset: frozenset[str], modalities: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,9 @@ def worst_groups(summary: Summary, candidate: CandidateResults) -> dict[str, flo
     line: dict[str, float | str] = {}
     for column, names in summary.subgroups.items():
         scores = {
-            name: float(candidate.scores[:, names == name].mean())
+            name: summary.mean(candidate.scores[:, names == name], names == name)
             for name in np.unique(names[summary.first_tests]).tolist()
-            if (names == name)[summary.first_tests].sum() >= FEW
+            if (names == name)[summary.first_tests & summary.counted].sum() >= FEW
         }
         if len(scores) > 1:
             worst = min(scores, key=lambda name: scores[name])
@@ -95,18 +96,22 @@ def subgroup_rows(summary: Summary, candidate: CandidateResults, row: Row) -> li
     `subset` names the group: `site=A`.
     """
     part, metric = summary.fold_slices[row["fold"]], summary.bench.metric
-    scores = candidate.scores[candidate.seeds.index(row["seed"]), part]
+    of_fold = np.zeros(len(summary.rows), np.bool_)
+    of_fold[part] = True
+    scores = candidate.scores[candidate.seeds.index(row["seed"])][None]
     labels = {key: row[key] for key in ("fold", "seed", "modality", "corruption", "severity")}
     rows = []
-    for column, every in summary.subgroups.items():
-        names = every[part]
-        for name in np.unique(names).tolist():
-            score = float(scores[names == name].mean())
+    for column, names in summary.subgroups.items():
+        for name in np.unique(names[part]).tolist():
+            inside = of_fold & (names == name)
+            score = summary.mean(scores[:, inside], inside)
+            weights = None if summary.weights is None else summary.weights[inside]
             rows.append(
                 {
                     **labels,
                     "subset": f"{column}={name}",
-                    "samples": int((names == name).sum()),
+                    "samples": int(inside.sum()),
+                    **({} if weights is None else {"weight": float(weights.sum())}),
                     "score": score,
                     metric.name: metric.shown(score),
                 }
@@ -132,13 +137,18 @@ def _of_column(
 
     All of them, and every candidate, with the figures by group under `candidates`.
     """
-    metric, share = summary.bench.metric, summary.bench.test_share
-    fusion, tests = choice.results, (names, summary.groups)
-    compared = compare_subgroups(fusion.scores, *tests, test_share=share, once=summary.first_tests)
+    metric, share, fusion = summary.bench.metric, summary.bench.test_share, choice.results
+    rows = summary.counted
+    weights = None if summary.weights is None else summary.weights[rows]
+    tests = (names[rows], list(compress(summary.groups, rows)))
+    once = summary.first_tests[rows]
+    compared = compare_subgroups(
+        fusion.scores[:, rows], *tests, test_share=share, once=once, weights=weights
+    )
     gains: dict[str, Interval] = {}
     if best is not None:
         a, b = of_shared_seeds([fusion, best])
-        gains = subgroup_gains(a.scores - b.scores, *tests, share)
+        gains = subgroup_gains((a.scores - b.scores)[:, rows], *tests, share, weights)
     gains = {x.name: gains[x.name] for x in compared.groups if x.samples >= FEW and gains}
     groups = {group.name: _of_group(group, gains.get(group.name), metric) for group in compared[0]}
     found = {
@@ -150,7 +160,7 @@ def _of_column(
         "worst": None if compared.worst is None else compared.worst.name,
         "candidates": {
             candidate.name: {
-                name: metric.shown(float(candidate.scores[:, names == name].mean()))
+                name: metric.shown(summary.mean(candidate.scores[:, names == name], names == name))
                 for name in groups
             }
             for candidate in (summary.candidate(x["candidate"]) for x in summary.leaderboard)

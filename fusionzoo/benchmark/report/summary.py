@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.shapley import subset_label
 from fusionzoo.fusion import fusion_info
 from fusionzoo.targets import mean_prediction
@@ -161,7 +162,7 @@ def _candidate(
         rows,
         {} if is_fitted(name) else facts,
         scores,
-        _untuned(name, results, complete),
+        _untuned(bench, name, results, complete),
         *_lost_parts(bench, by_seed),
         _tuned_settings(bench, name, results),
     )
@@ -196,11 +197,17 @@ def _tuned_settings(bench: Bench, name: str, results: Results) -> str:
     return ", ".join(words)
 
 
-def _untuned(name: str, results: Results, seeds: Collection[int]) -> float:
+def _untuned(bench: Bench, name: str, results: Results, seeds: Collection[int]) -> float:
     """Return the score with default settings over these seeds; NaN if it was not tuned."""
     before = _seed_results(name, results.untuned)
-    scores = [x.scores[0] for (seed, _), x in before.items() if seed in seeds]
-    return float(np.concatenate(scores).mean()) if scores else math.nan
+    kept = {key: x.scores[0] for key, x in before.items() if key[0] in seeds}
+    if not kept:
+        return math.nan
+    weights = None
+    if bench.weights is not None:
+        parts = [bench.weights[bench.folds[fold].test] for _, fold in kept]
+        weights = torch.cat(parts).double().numpy()
+    return float(np.average(np.concatenate([*kept.values()]), weights=weights))
 
 
 def _validation(
@@ -210,13 +217,14 @@ def _validation(
     fold = bench.folds[number]
     tasks, target = tasks_of(bench, fold.train), bench.targets[fold.val]
     columns = [list(bench.modalities).index(x) for x in modalities_of(bench, name)]
-    present = bench.present[fold.val][:, columns].any(1)
+    present, weights = bench.present[fold.val][:, columns].any(1), bench.weights_of(fold.val)
+    there = None if weights is None else weights[present]
     figures = []
     for seed_result in seed_results:
         logits = torch.from_numpy(seed_result.val_logits)
         scores = sample_scores(tasks, logits, target)
-        loss = tasks.criterion(logits, target).mean()
-        figures.append([scores.mean(), loss, scores[present].mean()])
+        loss = row_mean(tasks.criterion(logits, target), weights)
+        figures.append([row_mean(scores, weights), loss, row_mean(scores[present], there)])
     return Validation(*np.mean(figures, 0).tolist())
 
 
@@ -350,7 +358,9 @@ def _score(
         target = summary.target[part]
         scores.append(sample_scores(tasks, logits[part], target))
         labels = {"fold": number, "seed": seed, "samples": len(target)}
-        rows.append(labels | score_row(tasks, logits[part], target, scores[-1], "full"))
+        weights = summary.bench.weights_of(fold.test)
+        row = score_row(tasks, logits[part], target, scores[-1], "full", weights=weights)
+        rows.append(labels | row)
     return torch.cat(scores).double().numpy(), rows
 
 
@@ -426,13 +436,14 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     scores, p_values = {}, []
     for name, logits in summary.controls.items():
         sample = sample_scores(tasks, logits, summary.target).numpy()[None]
-        gain = statistics.by_group(sample - prior.scores[:1], summary.groups)
+        gain = statistics.weighted(sample - prior.scores[:1], summary.weights)
+        gain = statistics.by_group(gain, summary.groups)
         interval, p = statistics.crossed(gain, bench.test_share)
-        scores[name] = float(metric.shown(sample.mean()))
+        scores[name] = metric.shown(summary.mean(sample))
         p_values.append(p / 2 if interval.mean > 0 else 1 - p / 2)
     corrected = dict(zip(scores, statistics.holm(p_values), strict=True))
     leaking = [name for name, p in corrected.items() if p < SIGNIFICANT]
-    chance = metric.shown(float(prior.scores.mean()))
+    chance = metric.shown(summary.mean(prior.scores))
     words = (
         f"Trained on shuffled labels, {len(scores)} candidates reach a {metric.title} of"
         f" {np.mean(list(scores.values())):.3f} on average ({min(scores.values()):.3f} to"

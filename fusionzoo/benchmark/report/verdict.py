@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.evaluation import statistics
+from fusionzoo.evaluation.measure import WEIGHTED_BY
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley
 from fusionzoo.evaluation.statistics import Comparison, Interval
@@ -97,6 +98,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "tuning_trials": bench.cfg.tune,
         "refit": bench.cfg.refit,
         "protocol": bench.protocol,
+        **({} if bench.weighted_by is None else {WEIGHTED_BY: bench.weighted_by}),
         "notes": bench.notes,
         "failed": summary.failed,
         "not_run": dict(bench.not_run),
@@ -358,8 +360,9 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
             "samples": int((rows & summary.first_tests).sum()),
         }
         for candidate in (best, cascade, *means, choice.results):
-            line[candidate.name] = metric.shown(float(candidate.scores[:, rows].mean()))
-        if rows.sum() >= FEWEST_SAMPLES:
+            line[candidate.name] = metric.shown(summary.mean(candidate.scores[:, rows], rows))
+        counted = rows if summary.weights is None else rows & (summary.weights > 0)
+        if counted.sum() >= FEWEST_SAMPLES:
             gain = summary.compare(choice.results, cascade, rows)
             line |= {"gain": gain.difference, "gain_low": gain.low, "gain_high": gain.high}
         lines.append(line)

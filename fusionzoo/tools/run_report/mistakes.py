@@ -97,9 +97,10 @@ def presence_table(measured: Measured) -> Table | None:
         has, chosen = kinds[number].tolist(), which == number
         names = [name for name, is_in in zip(answers.present, has, strict=True) if is_in]
         cells = [", ".join(names) or "none", f"{int(chosen.sum()):,}"]
-        if measurable(tasks, answers.target, chosen):
+        if measurable(tasks, answers, chosen):
             logits = answers.fused[chosen].float()
-            cells += _cells(tasks.metrics(logits, answers.target[chosen]), shown)
+            weights = None if answers.weights is None else answers.weights[chosen]
+            cells += _cells(tasks.metrics(logits, answers.target[chosen], weights), shown)
         else:
             cells += [""] * len(shown)
         rows.append(cells)

@@ -16,6 +16,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, data_title
 from fusionzoo.datasets.summary import class_counts, data_facts
 from fusionzoo.datasets.tables.splits import SPLITS
+from fusionzoo.evaluation.measure import weighted_by
 from fusionzoo.html.samples import show_sample
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
@@ -155,6 +156,10 @@ def notes(run: Run, measured: Measured | None, problem: str, *, is_test: bool) -
             yield (
                 f"Of these samples the model was trained on {seen['train']:,} and validated on"
                 f" {seen['val']:,}: their figures are not those of new data."
+            )
+        if (column := measured.dataset.weight_column) is not None:
+            yield (
+                f"Metrics are {weighted_by(column)}, losses of single samples and counts are not."
             )
         tested, name = run.metrics["test"], measured.tasks.leading
         now = measured.figures.fused.get(name, tested.get(name))

@@ -34,6 +34,22 @@ def check_contrast(
         strategy.require(several, "it aligns modalities, and the model has only one")
 
 
+def sums_of_rows(values: Tensor, present: Tensor, context: StepContext) -> Tensor:
+    """Return the sums of values (B, M) where they are present and of their rows, each row counted
+    by its weight in the data: (2, M); of values (B,), (2,)."""
+    values, weight = values.where(present, 0), context.sample_weight
+    if weight is None:
+        return torch.stack([values.sum(0), present.sum(0)])
+    weight = weight.reshape(-1, *[1] * (values.ndim - 1)).to(values)
+    return torch.stack([(weight * values).sum(0), (weight * present).sum(0)])
+
+
+def mean_of_sums(sums: Tensor) -> Tensor:
+    """Return the means of `sums_of_rows`, 0 where there are no rows: (2, M) -> (M,)."""
+    rows = sums[1]
+    return torch.where(rows > 0, sums[0] / torch.where(rows > 0, rows, 1), 0)
+
+
 def nt_xent(left: Tensor, right: Tensor, temperature: float) -> Tensor:
     """Return SimCLR's loss of each pair of unit vectors: (n, D), (n, D) -> (n,).
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fusionzoo.distributed import total
 from fusionzoo.structures import FusionOutput, StepContext, evaluating, keep_only
 
+from ._shared import mean_of_sums, sums_of_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 EXACT = 4  # most modalities with exact Shapley values, which take 2^M passes of the fusion
@@ -124,7 +125,7 @@ class AGM(Balance):
         assert context.batch.target is not None
         target, present = context.batch.target, presence(context.features)
         losses = torch.stack([context.criterion(phi_m, target) for phi_m in phi.unbind(1)], dim=1)
-        batch_sums = torch.stack([losses.where(present, 0).sum(0), present.sum(0)])
+        batch_sums = sums_of_rows(losses, present, context)
         batch_sums = total(batch_sums.to(self.losses), self.world)
         if self.restart and int(self.epoch) != int(context.epoch):
             self.losses.zero_()
@@ -138,8 +139,7 @@ class AGM(Balance):
 
 def ratios(losses: Tensor) -> Tensor:
     """Return r_m = exp(mean of the others' losses - loss of m): sums and rows (2, M) -> (M,)."""
-    available = losses[1] > 0
-    means = torch.where(available, losses[0] / losses[1].clamp(min=1), 0)
+    available, means = losses[1] > 0, mean_of_sums(losses)
     others = (means.sum() - means) / (available.sum() - 1).clamp(min=1)
     return (others - means).exp()
 

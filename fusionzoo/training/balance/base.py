@@ -33,11 +33,15 @@ class StrategyInputs(NamedTuple):
 
 
 class LossTerm(NamedTuple):
-    """A loss: the mean of `values` where `mask` holds, over the rows of all processes."""
+    """A loss: the mean of `values` where `mask` holds, over the rows of all processes.
+
+    The objective multiplies the rows of a term by their weights in the data, if there are any.
+    """
 
     values: Tensor  # (B,) float32
     mask: Tensor  # (B,) bool
     weight: float | Tensor = 1.0
+    by_row: bool = True  # False: `values` are of the whole batch, and weighted already
 
 
 class MeanLoss(NamedTuple):
@@ -94,7 +98,9 @@ class DataHooks:
     """What changes the data: the batch that is encoded, and the features that the fusion reads."""
 
     raw_inputs = True  # whether it may read or change `batch.inputs`, or read tokens of features
-    mixes_rows = False  # whether rows stand for two samples; then only family `data` goes with it
+    # Whether rows stand for two samples; then only family `data` goes with it, and `main_loss` has
+    # to weigh both by `context.sample_weight`.
+    mixes_rows = False
 
     makes_views = Overrides("views")
 
@@ -191,6 +197,7 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
 
     shards = True  # whether it works with weights that FSDP shards
     encoders_only = False  # whether it changes nothing where all encoders are frozen
+    weighs_rows = True  # whether it works with a column of weights (`--data.weight_column`)
     validates = False  # whether it learns from how well the model does on the validation split
     lr_scale = 1.0  # learning rate of its own parameters, as a multiple of the base rate
 

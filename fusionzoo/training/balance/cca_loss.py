@@ -40,6 +40,7 @@ class CCALoss(Balance):
 
     encoders_only = True
     raw_inputs = False
+    weighs_rows = False  # its loss is of the whole batch
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from fusionzoo.distributed import total
 from fusionzoo.structures import StepContext
 from fusionzoo.targets import AnyOf, Level, Number, Target
 
-from ._shared import BatchSum
+from ._shared import BatchSum, sums_of_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of
 
 EPSILON = 1e-30  # of a product of squared norms; below it a gradient has no direction
@@ -95,7 +95,7 @@ class CGGM(Balance):
             terms[f"{self.name}/{name}"] = LossTerm(context.criterion(logits, target), present)
             points, labelled = points_of(at_least_float32(logits.detach()), target, targets)
             labelled = labelled & present
-            scores.append(torch.stack([points.where(labelled, 0).sum(), labelled.sum()]))
+            scores.append(sums_of_rows(points, labelled, context))
             gradient = None
             if self.direction and x.shape[1] == self.fusion.dim:
                 leaf = logits.detach().requires_grad_()
@@ -116,7 +116,8 @@ class CGGM(Balance):
         single = total(torch.stack([g for g in gradients if g is not None]), self.world)
         factors = self.factors[used].to(fused.device)
         value = misdirection(factors, single, fused).to(at_least_float32(slope).dtype)[None]
-        return LossTerm(value, torch.ones_like(value, dtype=torch.bool), self.direction)
+        mask = torch.ones_like(value, dtype=torch.bool)
+        return LossTerm(value, mask, self.direction, by_row=False)
 
     def _sum_with_gradient(self, x: Tensor) -> Tensor:
         """Sum over the processes; the gradient of this process's part stands for its rows, and is
@@ -146,7 +147,7 @@ class CGGM(Balance):
         ages = torch.arange(number - 2 * self.window, number, device=self.sums.device)
         windows = self.sums[ages % len(self.sums)].unflatten(0, (2, self.window)).sum(1)
         points, rows = windows.unbind(1)  # (2, M): the window before, the last
-        before, last = points / rows.clamp(min=1)
+        before, last = points / torch.where(rows > 0, rows, 1)
         return torch.where((rows > 0).all(0), last - before, 0)
 
 
@@ -174,7 +175,10 @@ def slopes(logits: Tensor, context: StepContext, *, create_graph: bool) -> Tenso
     """Return each row's derivative of the loss by its logits, p - y for a cross-entropy: (B, K)."""
     assert context.batch.target is not None
     with torch.enable_grad():
-        loss = context.criterion(logits, context.batch.target).sum()
+        losses = context.criterion(logits, context.batch.target)
+        if context.sample_weight is not None:
+            losses = context.sample_weight * losses
+        loss = losses.sum()
     return torch.autograd.grad(loss, logits, create_graph=create_graph)[0]
 
 

@@ -49,6 +49,7 @@ class CoMM(Balance):
     """
 
     encoders_only = True
+    weighs_rows = False  # its losses are of pairs of samples
 
     def __init__(
         self,

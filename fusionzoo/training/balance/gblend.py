@@ -153,10 +153,13 @@ def mean_loss(trainer: RunningTrainer, loader: Any, context: StepContext) -> flo
         for strategy in module.strategies(context):
             batch = strategy.edit_batch(batch, rows, context)
         with autocast(trainer.cfg.train, device):
-            term = module(batch.to(device), context._replace(rows=rows.to(device))).main_loss
-        sums += torch.stack([term.values.where(term.mask, 0).sum(), term.mask.sum()]).double()
+            batch = batch.to(device)
+            term = module(batch, context._replace(rows=rows.to(device))).main_loss
+        weight = module.sample_weight(batch)  # that the values are multiplied by
+        counts = term.mask if weight is None else weight * term.mask
+        sums += torch.stack([term.values.where(term.mask, 0).sum(), counts.sum()]).double()
     loss, count = total(sums, trainer.world).tolist()
-    return float(loss / max(count, 1))
+    return float(loss / count) if count else 0.0
 
 
 def blend(gains: Tensor, overfits: Tensor, floor: float) -> Tensor:

@@ -35,6 +35,7 @@ class GMC(Balance):
     """
 
     raw_inputs = False
+    weighs_rows = False  # its losses are of pairs of samples
 
     def __init__(
         self,

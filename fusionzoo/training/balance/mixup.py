@@ -35,6 +35,7 @@ class MixUp(Balance):
     rows of all processes. So pairs depend neither on the order of rows nor on the number of
     processes. Of tokens, those at the same place are mixed; where only one text has a token there,
     it stays whole.
+    With weights of rows each of the two losses counts by its own sample's.
     Differs from the paper: after the encoders, so texts and token sequences mix too (as Verma et
     al. 2019, arXiv:1806.05236); the partner's features carry no gradient, so that nothing is
     exchanged in the backward pass; the modalities' own heads learn from unmixed features.
@@ -108,9 +109,11 @@ class MixUp(Balance):
         target = self.targets.to(context.rows.device)[pairs.row]
         if context.row_weight is not None and context.row_weight_of is not None:
             context = context._replace(row_weight=context.row_weight_of(target))
-        others = self.fusion.loss(context.output, target, context)
-        share = self.label_share.to(loss.values.dtype)
-        return loss._replace(values=share * loss.values + (1 - share) * others)
+        values, others = loss.values, self.fusion.loss(context.output, target, context)
+        share = self.label_share.to(values.dtype)
+        if (weight := context.sample_weight) is not None:
+            values, others = weight * values, gathered(weight, self.world)[pairs.position] * others
+        return loss._replace(values=share * values + (1 - share) * others)
 
     def pair(self, rows_by_rank: list[list[int]], context: StepContext) -> Pairs:
         """Return the partners of this process's rows, and how much of each row remains."""

@@ -81,8 +81,11 @@ class MLA(Balance):
             return loss
         present = pooled_of(context.features, context.turn)[1]
         embedding = context.output.embedding.detach().where(present[:, None], 0).to(self.projector)
-        rows = present.sum()[None].to(embedding)
-        self.tally.add(torch.cat([embedding.sum(0), rows]), context)
+        rows = present[:, None].to(embedding)
+        if context.sample_weight is not None:
+            weight = context.sample_weight[:, None].to(embedding)
+            embedding, rows = weight * embedding, weight * rows
+        self.tally.add(torch.cat([embedding.sum(0), rows.sum(0)]), context)
         return loss._replace(mask=loss.mask & present)
 
     def edit_gradients(

@@ -11,7 +11,7 @@ from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.fusion import Fusion
 from fusionzoo.structures import Features, StepContext, evaluating
 
-from ._shared import BatchSum
+from ._shared import BatchSum, mean_of_sums, sums_of_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 
 
@@ -65,8 +65,8 @@ class OGMGE(Balance):
         probabilities = at_least_float32(self.unimodal_logits(context)).softmax(-1)
         target = context.batch.target[:, None, None].expand(-1, probabilities.shape[1], 1)
         present = presence(context.features)
-        scores = probabilities.gather(2, target)[..., 0].where(present, 0)
-        self.tally.add(torch.stack([scores.sum(0), present.sum(0)]).double(), context)
+        scores = probabilities.gather(2, target)[..., 0]
+        self.tally.add(sums_of_rows(scores, present, context).double(), context)
         return {}
 
     def unimodal_logits(self, context: StepContext) -> Tensor:
@@ -76,8 +76,8 @@ class OGMGE(Balance):
     def edit_gradients(
         self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
     ) -> None:
-        scores, rows = self.tally.take(self.world)
-        factors = damping(scores / rows.clamp(min=1), rows > 0, self.alpha).tolist()
+        sums = self.tally.take(self.world)
+        factors = damping(mean_of_sums(sums), sums[1] > 0, self.alpha).tolist()
         number = 0
         for factor, parameters in zip(factors, encoders.values(), strict=True):
             for parameter in parameters:

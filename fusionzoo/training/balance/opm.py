@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import Batch, StepContext
 
-from ._shared import BatchSum
+from ._shared import BatchSum, mean_of_sums, sums_of_rows
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
 from .ogm_ge import unimodal_logits
 
@@ -90,8 +90,8 @@ class OPM(Balance):
         probabilities = at_least_float32(unimodal_logits(self.fusion, context)).softmax(-1)
         target = context.batch.target[:, None, None].expand(-1, probabilities.shape[1], 1)
         present = presence(context.features)
-        scores = probabilities.gather(2, target)[..., 0].where(present, 0)
-        self.tally.add(torch.stack([scores.sum(0), present.sum(0)]).double(), context)
+        scores = probabilities.gather(2, target)[..., 0]
+        self.tally.add(sums_of_rows(scores, present, context).double(), context)
         return {}
 
     def edit_gradients(
@@ -103,8 +103,7 @@ class OPM(Balance):
 
 def hiding_rates(sums: Tensor, rate: float, slope: float) -> Tensor:
     """Return q: sums of scores, and rows (2, M) -> (M,); 0 for modalities without any rows."""
-    known = sums[1] > 0
-    scores = torch.where(known, sums[0] / sums[1].clamp(min=1), 0)
+    known, scores = sums[1] > 0, mean_of_sums(sums)
     others = (scores.sum() - scores) / (known.sum() - 1).clamp(min=1)
     lead = scores / others.clamp(min=torch.finfo(scores.dtype).tiny) - 1
     ahead = known & (known.sum() > 1) & (scores > others)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fusionzoo.distributed import total
 from fusionzoo.structures import StepContext
 
+from ._shared import mean_of_sums, sums_of_rows
 from .base import BALANCE, Balance, LossTerm, RunningTrainer, StrategyInputs, pooled_of
 
 EPSILON = 1e-6  # under the square root, because the gradient of a distance is undefined at 0
@@ -74,7 +75,7 @@ class PMR(Balance):
             prototypes, known = self.prototypes(name)
             sums = self.get_buffer(f"sums_{name}")
             updated = sums[:, -1] > 0
-            means = sums[:, :-1] / sums[:, -1:].clamp(min=1)
+            means = sums[:, :-1] / torch.where(sums[:, -1:] > 0, sums[:, -1:], 1)
             mixed = torch.where(known[:, None], prototypes.lerp(means, self.momentum), means)
             prototypes.copy_(torch.where(updated[:, None], mixed, prototypes))
             known |= updated
@@ -89,25 +90,28 @@ class PMR(Balance):
         target, losses, masks, scores = context.batch.target, [], [], []
         for name in self.widths:
             x, present = pooled_of(context.features, name)
-            self._accumulate(name, x.detach(), present, target)
+            self._accumulate(name, x.detach(), present, context)
             centres, known = self.prototypes(name)
             logits = -distances(x.to(centres), centres)
             loss = F.cross_entropy(logits.masked_fill(~known, -1e4), target, reduction="none")
             mask = present & known[target]
-            probability = torch.where(mask, (-loss.detach()).exp(), 0)
+            probability = (-loss.detach()).exp()
             losses.append(loss)
             masks.append(mask)
-            scores.append(torch.stack([probability.sum(), mask.sum()]).double())
+            scores.append(sums_of_rows(probability, mask, context).double())
         strength = self.alpha * lag(total(torch.stack(scores, dim=1), self.world))
         return {
             f"pmr/{name}": LossTerm(loss, mask, weight.to(loss.dtype))
             for name, loss, mask, weight in zip(self.widths, losses, masks, strength, strict=True)
         }
 
-    def _accumulate(self, name: str, x: Tensor, present: Tensor, target: Tensor) -> None:
+    def _accumulate(self, name: str, x: Tensor, present: Tensor, context: StepContext) -> None:
         """Add features (B, D) of all processes to the sums of their classes."""
-        sums = self.get_buffer(f"sums_{name}")
+        target, sums = context.batch.target, self.get_buffer(f"sums_{name}")
+        assert target is not None
         rows = torch.cat([x.to(sums), present[:, None].to(sums)], dim=1)  # absent: all zeros
+        if context.sample_weight is not None:
+            rows = context.sample_weight[:, None].to(sums) * rows
         sums += total(torch.zeros_like(sums).index_add_(0, target, rows), self.world)
 
 
@@ -120,7 +124,7 @@ def distances(x: Tensor, centres: Tensor) -> Tensor:
 def lag(scores: Tensor) -> Tensor:
     """Return clip(1 / rho - 1, 0, 1): sums and rows (2, M) -> (M,); 0 without any rows."""
     in_batch = scores[1] > 0
-    means = torch.where(in_batch, scores[0] / scores[1].clamp(min=1), 0)
+    means = mean_of_sums(scores)
     others = (means.sum() - means) / (in_batch.sum() - 1).clamp(min=1)
     behind = (others / means.clamp(min=torch.finfo(means.dtype).tiny) - 1).clamp(0, 1)
     return torch.where(in_batch & (in_batch.sum() > 1), behind, 0)

@@ -77,6 +77,7 @@ class SubsetDistill(Balance):
         check_choice("relation", relation, ("logits", "mad"))
         self.weight, self.label_weight, self.temperature = weight, label_weight, temperature
         self.decay, self.relation, self.right_only = decay, relation, right_only
+        self.weighs_rows = relation == "logits"  # the other compares samples with each other
         self.require(
             relation == "logits" or inputs.model.targets is None,
             "relation=mad weighs rows by the entropy over classes, so the target must be one class",

@@ -48,6 +48,7 @@ class Symile(Balance):
 
     encoders_only = True
     raw_inputs = False
+    weighs_rows = False  # its losses are of pairs of samples
 
     def __init__(
         self,

@@ -1,0 +1,156 @@
+"""A benchmark of samples with weights: training, scores, intervals, tests and fitted models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+import fusionzoo as fz
+from fusionzoo.benchmark.fitted.components import Tabular, Trees
+from fusionzoo.benchmark.fitted.kernels import KernelSum
+from fusionzoo.benchmark.fitted.linear import Linear
+from fusionzoo.benchmark.fitted.method import Inputs, Method
+from fusionzoo.benchmark.report.leaderboard import leaderboard
+from fusionzoo.benchmark.report.results import Summary
+from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.statistics import compare
+from helpers.planted import ITEMS, TARGET, candidate, summary
+
+ROWS = 120
+
+
+# ---- the summary
+
+
+def weighed(whole: Summary) -> Summary:
+    weights = torch.arange(ITEMS) // 5 % 4 + 0.0  # a quarter counts nothing
+    bench = replace(whole.bench, weights=weights, weighted_by="w")
+    again = Summary(bench, whole.target, whole.candidates, whole.controls, {})
+    again.leaderboard = leaderboard(again)
+    return again
+
+
+def test_scores_intervals_and_gains_are_those_of_the_weighted_mean() -> None:
+    names = [candidate("alone:image", [0.6, 0.62]), candidate("gmu", [0.7, 0.72], shift=30)]
+    whole = weighed(summary(names))
+    weights = whole.weights
+    assert weights is not None
+    for results in names:
+        wanted = np.average(results.scores.mean(0), weights=weights)
+        line = whole.line(results.name)
+        assert line["accuracy"] == pytest.approx(wanted)
+        assert line["low"] < wanted < line["high"] and "weight" not in line
+        assert line["macro_f1"] == pytest.approx(
+            np.mean(
+                [
+                    f1_score(TARGET, x.argmax(-1), average="macro", sample_weight=weights)
+                    for x in results.logits
+                ]
+            )
+        )
+    gain = whole.compare(names[1], names[0])
+    difference = (names[1].scores - names[0].scores).mean(0)
+    assert gain.difference == pytest.approx(np.average(difference, weights=weights))
+    assert np.isnan(gain.mcnemar_p) and gain.low < gain.difference < gain.high
+    some = np.arange(ITEMS) < 80
+    part = whole.compare(names[1], names[0], some)
+    assert part.difference == pytest.approx(np.average(difference[some], weights=weights[some]))
+    assert whole.mean(names[0].scores[:, :40], slice(0, 40)) == pytest.approx(
+        np.average(names[0].scores[:, :40].mean(0), weights=weights[:40])
+    )
+
+
+def test_equal_weights_compare_as_none() -> None:
+    draw = np.random.default_rng(0)
+    a, b = draw.integers(0, 2, (2, 3, 50)).astype(float)
+    found = compare(a, b, weights=np.full(50, 3.0))
+    plain = compare(a, b)._replace(mcnemar_p=np.nan)
+    assert found == pytest.approx(plain, nan_ok=True)
+
+
+# ---- fitted models
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        (Linear(), {"penalty": 1.0}),
+        (Trees(), {"rate": 0.1, "leaves": 8}),
+        (KernelSum(), {"gamma": 1.0, "penalty": 1.0}),
+    ],
+)
+def test_a_fitted_model_learns_by_the_weights(method: Method, setting: dict[str, float]) -> None:
+    draw = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    x = draw.normal(size=(200, 3)) + 0.5 * labels[:, None]
+    there = np.ones((200, 1), bool)
+    heavy = np.where(labels == 1, 1.8, 0.2)  # of mean 1
+    answers = []
+    for weights in (None, np.ones(200), heavy):
+        inputs = Inputs((x,), there, weights)
+        classes, shares = method.shares(inputs, labels, inputs, setting)
+        answers.append(shares[:, 1].mean())
+        numbers = method.numbers(inputs, x[:, :1] + labels[:, None], inputs, {**setting})
+        assert classes.tolist() == [0, 1] and np.isfinite(numbers).all()
+    plain, equal, weighted = answers
+    assert equal == pytest.approx(plain, abs=1e-3)
+    assert weighted > plain + 0.1
+
+
+# ---- a whole benchmark
+
+SETTINGS: dict[str, Any] = {
+    "columns": {"first": "age", "second": "size"},
+    "kinds": {"first": "tabular", "second": "tabular"},
+    "encoders": {x: {"name": "tabular/mlp", "dim": 8} for x in ("first", "second")},
+    "fusions": ["mean"],
+    **{"seeds": 1, "epochs": 2, "tune": 2, "encoder_epochs": 1, "folds": 0, "jobs": 1},
+    **{"corruptions": "none", "device": "cpu"},
+}
+
+
+def write_table(path: Path, weights: Sequence[float]) -> None:
+    draw = np.random.default_rng(0)
+    lines = ["id,split,target,age,size,w"]
+    for row in range(ROWS):
+        label, split = "aab"[row % 3], ("train", "train", "val", "test")[row // 3 % 4]
+        a, b = draw.normal(size=2) + (label == "b")
+        lines.append(f"r{row},{split},{label},{a:.4f},{b:.4f},{weights[row]}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_benchmark_is_weighted_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy = [5 if row % 3 == 2 else 1 for row in range(ROWS)]  # b outweighs a
+    write_table(tmp_path / "a.csv", heavy)
+    path = str(tmp_path / "a.csv")
+    report = fz.benchmark(path, weight_column="w", out=str(tmp_path / "out"), **SETTINGS)
+    assert "Test samples, weighted by w" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "out/summary.json").read_text())
+    lines = {line["candidate"]: line for line in figures["leaderboard"]}
+    assert figures["weighted_by"] == "w"
+    assert lines["majority class"]["accuracy"] == pytest.approx(5 / 7)  # that of b
+    assert any(note.startswith("Samples are weighted by w") for note in figures["notes"])
+    assert "takes no weights" in str(figures["not_run"])
+    assert {"linear probe of first", "boosted trees on everything"} <= lines.keys()
+    assert "weighted by w" in (report.folder / "index.html").read_text()
+
+
+def test_weights_that_leave_nothing_to_test_are_refused(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.csv", [row // 3 % 4 != 3 for row in range(ROWS)])
+    text = (tmp_path / "a.csv").read_text().replace("True", "1").replace("False", "0")
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(FusionZooError, match=r"fold 0: all weights of its test samples are 0"):
+        fz.benchmark(
+            str(tmp_path / "a.csv"), weight_column="w", out=str(tmp_path / "out"), **SETTINGS
+        )
+    assert not Tabular.weighs_rows
