@@ -82,7 +82,7 @@ def weighted(scores: Array, weights: Array | None) -> Array:
     m + (s - m) w / mean(w), with m the weighted mean of all: Taylor's linearisation of a ratio of
     sums, so that an interval over items is that of the weighted mean (as of survey data).
 
-    >>> weighted(np.array([[1.0, 0.0, 0.0]]), np.array([2.0, 1.0, 1.0])).mean()
+    >>> float(weighted(np.array([[1.0, 0.0, 0.0]]), np.array([2.0, 1.0, 1.0])).mean())
     0.5
     """
     if weights is None:
