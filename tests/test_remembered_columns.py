@@ -415,3 +415,15 @@ def test_words_of_a_table_that_look_like_paths_stay() -> None:
     stored = TrainedOn(settings={**settings, "kinds": kinds, "label_separator": "/"})
     public = stored.without_folders().settings
     assert public == {**settings, "root": "a.csv", "kinds": kinds, "label_separator": "/"}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_model_is_evaluated_on_the_split_that_training_tested(kind: str) -> None:
+    """Splits by hash have the same shares of each class, which evaluation must read, too."""
+    rows = make_rows(90)
+    rows = [row for number, row in enumerate(rows) if number % 3 == 0 or number % 4 == 0]
+    run = fz.train(rows, target=TARGETS[kind], encoders=ENCODERS, **QUICK)
+    tested = json.loads((run.folder / "metrics.json").read_text())["test"]
+    found = fz.evaluate(run.folder, rows, **ANSWER)
+    assert found["seen_in_training"] == {"train": 0, "val": 0}
+    assert found["loss"] == pytest.approx(tested["loss"], rel=1e-4)

@@ -49,8 +49,8 @@ def map_unordered(
 ) -> Iterator[tuple[P, R]]:
     """Call `function(shared, piece)` for each piece; yield (piece, result) as they finish.
 
-    At `deadline`, a time of `time.monotonic`, pieces under way are dropped: OutOfTimeError. In this
-    process alone the one under way is finished first.
+    At `deadline`, a time of `time.monotonic`, pieces under way are dropped: OutOfTimeError. With
+    `--jobs 1`, in this process alone, the one under way is finished first.
     """
     cores = num_cores()
     jobs = min(cfg.jobs or cores, max(len(pieces), 1))
@@ -60,7 +60,7 @@ def map_unordered(
     set_up = (threads, absolute(cfg.plugins))
     if cfg.engine == "ray":
         results = _map_on_ray(shared, pieces, function, set_up, deadline)
-    elif jobs > 1:
+    elif jobs > 1 or (cfg.jobs != 1 and deadline < math.inf):  # a process can be stopped
         results = _map_in_processes(shared, pieces, function, jobs, set_up, deadline)
     else:
         results = _map_here(shared, pieces, function, deadline)
