@@ -42,6 +42,7 @@ from .tables.splits import (
     class_columns,
     describe_shares,
     hold_out,
+    make_splits,
     random_splits,
     renamed_splits,
     usual_splits,
@@ -410,6 +411,19 @@ class PairedDataset(Dataset[Sample | None]):
         before = self.provenance.split_rule
         return self._with_splits(made.splits, f"{before}; {rule}" if before else rule)
 
+    def split_by_classes(self) -> Self:
+        """Return the same samples, with the splits by hash that training on the classes has.
+
+        These have the same shares of each class in the column `target`; those of data whose labels
+        were not asked for have not. Splits of another origin stay.
+        """
+        shares, key = self.provenance.split_shares, self._split_key
+        if shares is None:
+            return self
+        labels = [self.table["target"]]
+        made = make_splits(self.table[key], labels, shares, unique=key == "id")
+        return self._with_splits(made.splits, self.provenance.split_rule, shares)
+
     def draw_splits(self, seed: int, shares: Sequence[float]) -> Self:
         """Return the same samples, with splits drawn at random instead of their own.
 
@@ -453,13 +467,15 @@ class PairedDataset(Dataset[Sample | None]):
             return {"target": "classification"}
         return {target.name: target.kind for target in self.scheme}
 
-    def _with_splits(self, splits: pa.Array, rule: str) -> Self:
+    def _with_splits(
+        self, splits: pa.Array, rule: str, shares: tuple[float, ...] | None = None
+    ) -> Self:
         view, table = copy.copy(self), self.table
         column = table.column_names.index("split")
         view.table = table.set_column(column, "split", splits).combine_chunks()
         if self.scheme:
             view._read_labels(self._kinds_of_targets)  # their statistics are of the training split
-        view.provenance = replace(self.provenance, split_rule=rule)
+        view.provenance = replace(self.provenance, split_rule=rule, split_shares=shares)
         return view
 
     def drop(self, rate: float, seed: int = 0) -> Self:

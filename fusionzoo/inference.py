@@ -133,16 +133,13 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
 
 
 def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDataset:
-    """Open the data, to evaluate with the columns of labels that the model was trained on.
-
-    Classes are read in any case, as in training: splits by hash have the same shares of each.
-    """
+    """Open the data, to evaluate with the columns of labels that the model was trained on."""
     refuse_augmentation(cfg.data)
-    targets: dict[str, str] | None = None
-    if model.targets is not None:
-        measured = model.targets if isinstance(cfg, EvaluateConfig) else ()
-        targets = {target.name: target.kind for target in measured}
+    measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
+    targets = {target.name: target.kind for target in measured}
     dataset, _ = open_for_model(cfg, model, dataset, targets)
+    if model.classes and model.targets is None:
+        dataset = dataset.split_by_classes()
     if not set(model.modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
