@@ -81,10 +81,7 @@ def compare_subgroups(
     groups = []
     for name in every:
         inside = names == name
-        sides = [
-            (scores[:, rows], clustered[rows], None if weights is None else weights[rows])
-            for rows in (inside, ~inside)
-        ]
+        sides = [_part(scores, clustered, weights, rows) for rows in (inside, ~inside)]
         level = _simultaneous(len(every))
         difference = _difference(*(_mean(*side, level, test_share) for side in sides))
         score = _mean(*sides[0], LEVEL, test_share)
@@ -105,14 +102,20 @@ def subgroup_gains(
 
     The arguments are those of `compare_subgroups`, the scores differences of two models.
     """
-    clustered, every = np.array(clusters), sorted(set(names.tolist()))
-    level = _simultaneous(len(every))
-    found = {}
-    for name in every:
-        rows = names == name
-        counted = weighted(gains[:, rows], None if weights is None else weights[rows])
-        found[name] = _clustered(counted, clustered[rows], level, test_share)
-    return found
+    clustered, groups = np.array(clusters), sorted(set(names.tolist()))
+    level = _simultaneous(len(groups))
+    intervals = {}
+    for name in groups:
+        scores, of_group, counts = _part(gains, clustered, weights, names == name)
+        intervals[name] = _clustered(weighted(scores, counts), of_group, level, test_share)
+    return intervals
+
+
+def _part(
+    scores: Array, clusters: Words, weights: Array | None, rows: NDArray[np.bool_]
+) -> tuple[Array, Words, Array | None]:
+    """Return scores (S, n), clusters and weights of some samples."""
+    return scores[:, rows], clusters[rows], None if weights is None else weights[rows]
 
 
 def subgroup_cells(dataset: PairedDataset, column: str) -> list[str | None]:

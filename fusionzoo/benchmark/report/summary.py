@@ -200,14 +200,14 @@ def _tuned_settings(bench: Bench, name: str, results: Results) -> str:
 def _untuned(bench: Bench, name: str, results: Results, seeds: Collection[int]) -> float:
     """Return the score with default settings over these seeds; NaN if it was not tuned."""
     before = _seed_results(name, results.untuned)
-    kept = {key: x.scores[0] for key, x in before.items() if key[0] in seeds}
-    if not kept:
+    scores = {key: x.scores[0] for key, x in before.items() if key[0] in seeds}
+    if not scores:
         return math.nan
     weights = None
     if bench.weights is not None:
-        parts = [bench.weights[bench.folds[fold].test] for _, fold in kept]
+        parts = [bench.weights[bench.folds[fold].test] for _, fold in scores]
         weights = torch.cat(parts).double().numpy()
-    return float(np.average(np.concatenate([*kept.values()]), weights=weights))
+    return float(np.average(np.concatenate([*scores.values()]), weights=weights))
 
 
 def _validation(
@@ -218,13 +218,14 @@ def _validation(
     tasks, target = tasks_of(bench, fold.train), bench.targets[fold.val]
     columns = [list(bench.modalities).index(x) for x in modalities_of(bench, name)]
     present, weights = bench.present[fold.val][:, columns].any(1), bench.weights_of(fold.val)
-    there = None if weights is None else weights[present]
+    present_weights = None if weights is None else weights[present]
     figures = []
     for seed_result in seed_results:
         logits = torch.from_numpy(seed_result.val_logits)
         scores = sample_scores(tasks, logits, target)
         loss = row_mean(tasks.criterion(logits, target), weights)
-        figures.append([row_mean(scores, weights), loss, row_mean(scores[present], there)])
+        where_present = row_mean(scores[present], present_weights)
+        figures.append([row_mean(scores, weights), loss, where_present])
     return Validation(*np.mean(figures, 0).tolist())
 
 

@@ -169,10 +169,9 @@ def export(
         raise FusionZooError("--split, --int8 and --web are of ONNX models: --format onnx")
     if split and (int8_on is not None or web is not None):
         raise FusionZooError("--int8 and --web are of a whole model: leave --split out")
-    out, packages = _unused(out, "--out"), Path(npm_packages or "")
-    if web is not None:
-        web = _unused(web, "--web")
-        packages = Path(npm_packages) if npm_packages else fetch_packages()
+    out, page = _unused(out, "--out"), None if web is None else _unused(web, "--web")
+    if page is not None and npm_packages is None:
+        npm_packages = fetch_packages()
     with replacing_folder(out) as folder:
         if split:
             worst, inputs = _write_parts(model, folder)
@@ -180,7 +179,7 @@ def export(
             worst, inputs = _write_whole(model, folder, format)
         about = write_preprocess(model, folder, inputs, split=split)
         decode = write_labels(model, folder)
-        if web is not None:
+        if page is not None:
             check_web(about, decode)
         if format == "onnx":
             write_example(about, decode, folder)
@@ -190,8 +189,8 @@ def export(
         if int8_on is not None:
             loss = _write_int8(model, folder, int8_on)
             write_digests(folder, [*files, folder / INT8, folder / "int8.json"])
-        if web is not None:
-            write_page(folder, Path(web), model.modalities, packages)
+        if page is not None and npm_packages is not None:
+            write_page(folder, page, model.modalities, Path(npm_packages))
     return Exported(out, worst, loss)
 
 
