@@ -20,6 +20,7 @@ from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
+from fusionzoo.graphs import open_session, run_session
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
@@ -314,6 +315,36 @@ def test_predict_writes_the_same_table_from_an_exported_folder(
     assert first.column_names == second.column_names
     assert first["label"] == second["label"]
     assert first["p_a"].to_pylist() == pytest.approx(second["p_a"].to_pylist(), abs=1e-5)
+
+
+def test_kernels_of_one_byte_are_half_a_step_off_and_exact_ones_stay() -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    kernel = np.random.default_rng(0).normal(size=(3, 2, 3, 3)).astype(np.float32)
+    kernel[1] = 0  # a dead channel
+    names = ("stored", "exact")
+    nodes = [helper.make_node("Conv", ["x", f"{name}_k"], [name], name=name) for name in names]
+    graph = helper.make_graph(
+        nodes,
+        "two convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 3, 3])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 1, 1]) for name in names],
+        [numpy_helper.from_array(kernel, f"{name}_k") for name in names],
+    )
+    int8.store_kernels(graph, ["exact"])
+
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    ones = {"x": torch.ones(1, 2, 3, 3)}
+    stored, exact = run_session(open_session(model.SerializeToString()), ones)
+    step = np.abs(kernel).max(axis=(1, 2, 3)) / 127
+    off = (stored - exact).abs().flatten().numpy()
+    assert exact.flatten().tolist() == pytest.approx(kernel.sum(axis=(1, 2, 3)).tolist(), abs=1e-5)
+    assert off.max() > 0
+    assert (off <= 18 * step / 2 + 1e-5).all()
+    types = {weight.name: weight.data_type for weight in graph.initializer}
+    assert types["stored_k_int8"] == TensorProto.INT8
+    assert types["exact_k"] == TensorProto.FLOAT
+    assert "stored_k" not in types
 
 
 @pytest.mark.slow
