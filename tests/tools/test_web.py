@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -133,6 +134,16 @@ def test_options_that_do_not_go_together_are_one_clear_error(
     with pytest.raises(FusionZooError, match=message):
         export(small_model(), tmp_path / "out", web=tmp_path / "page", **settings)
     assert not (tmp_path / "out").exists()
+
+
+def test_without_jinja_nothing_is_traced_for_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr("fusionzoo.tools.export.export._write_whole", None)
+    with pytest.raises(FusionZooError, match="HTML pages need Jinja"):
+        export(small_model(), tmp_path / "out", web=tmp_path / "page")
 
 
 @pytest.mark.parametrize(

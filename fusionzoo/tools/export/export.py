@@ -29,7 +29,7 @@ from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts
 from .int8 import SAME, Int8Cost, cost, quantise
 from .runtime import FUSION, INT8, MODEL, OnnxModel
-from .web import check_web, fetch_packages, write_page
+from .web import check_web, fetch_packages, page_template, write_page
 
 PROGRAM = "model.pt2"
 HELP = """
@@ -170,8 +170,9 @@ def export(
     if split and (int8_on is not None or web is not None):
         raise FusionZooError("--int8 and --web are of a whole model: leave --split out")
     out, page = _unused(out, "--out"), None if web is None else _unused(web, "--web")
-    if page is not None and npm_packages is None:
-        npm_packages = fetch_packages()
+    if page is not None:
+        page_template()  # before minutes of tracing
+        npm_packages = npm_packages or fetch_packages()
     with replacing_folder(out) as folder:
         if split:
             worst, inputs = _write_parts(model, folder)

@@ -67,10 +67,15 @@ def write_page(exported: Path, page: Path, modalities: Collection[str], packages
                 shutil.copy2(source, folder / "packages" / source.name)
         for name in SCRIPTS:
             shutil.copy2(Path(__file__).with_name(name), folder / name)
-        text = template("page.html", "fusionzoo.tools.export").render(
+        text = page_template().render(
             title=f"A model of {', '.join(modalities)}", version=__version__
         )
         write_text(folder / "index.html", text)
+
+
+def page_template() -> Any:
+    """Return the page's template; an error where Jinja is missing."""
+    return template("page.html", "fusionzoo.tools.export")
 
 
 def fetch_packages() -> Path:
