@@ -433,11 +433,11 @@ def run_stages(
 ) -> Iterator[Stage]:
     """Run all jobs that are not done yet, stage by stage; one that fails stops no other.
 
-    First every candidate with its default settings and one seed, those that read pooled vectors
-    before those that read tokens; then the other seeds and the controls, then tuning. What changes
-    no verdict comes last: the models are tested on damaged samples. After each stage, after the
-    cheap part of the first one, and at the deadline or a Ctrl-C, what is done is yielded. With a
-    bench of the first fold only, the first seed alone is trained.
+    First every candidate with its default settings and one seed, the cheap ones before the costly
+    ones (`is_costly`); then the other seeds and the controls, then tuning. What changes no verdict
+    comes last: the models are tested on damaged samples. After each stage, after the cheap part of
+    the first one, and at the deadline or a Ctrl-C, what is done is yielded. With a bench of the
+    first fold only, the first seed of the cheap ones alone is trained.
     """
     jobs_bench = bench
     if bench.cfg.mode == "probe":
@@ -449,7 +449,7 @@ def run_stages(
         try:
             if name == DAMAGED:
                 encode_all_damaged(bench, deadline)
-            names = [x for x in candidates if not (part and reads_tokens(x))]
+            names = [x for x in candidates if not (part and is_costly(x))]
             for job, error in _run(jobs_bench, names, name, deadline, errors):
                 if error is not None:
                     errors[_identity(job)] = error
@@ -469,18 +469,22 @@ def run_stages(
 def _parts(
     bench: Bench, candidates: Sequence[str], stages: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each stage and whether its token-reading candidates are left out.
+    """Yield each stage and whether its costly candidates are left out.
 
-    The first stage comes in two parts, unless one of them holds all that is to do. With the first
-    fold only it is the only one, and left out where it is done.
+    The first stage comes in two parts, where a fusion is among the cheap candidates and there is
+    something to do for both kinds. Of the first fold the cheap part is enough: all folds say more,
+    sooner than the costly candidates on one. Where it is done, nothing is left of the first fold.
     """
-    missing = _missing(bench, _first_seeds(bench, candidates))
-    if len({reads_tokens(job.candidate) for job in missing}) > 1:
+    missing = {job.candidate for job in _missing(bench, _first_seeds(bench, candidates))}
+    costly = {name for name in missing if is_costly(name)}
+    compared = [name for name in candidates if not (is_single(name) or is_fitted(name))]
+    has_cheap_fusion = not all(map(is_costly, compared))
+    if has_cheap_fusion and missing - costly and (costly or bench.of_folds):
         yield FIRST_SEED, True
-    if bench.of_folds:
-        yield from [(FIRST_SEED, False)] * bool(missing)
-    else:
+    if not bench.of_folds:
         yield from ((name, False) for name in stages)
+    elif missing and not has_cheap_fusion:
+        yield FIRST_SEED, False
 
 
 def _stage_names(bench: Bench, candidates: Sequence[str]) -> list[str]:
@@ -566,7 +570,7 @@ def _not_damaged_yet(
     for path in {path_of(bench, replaced.job) for replaced in results.untuned} - {*reported}:
         store.weights_path(path).unlink(missing_ok=True)
     waiting = [job for path, job in reported.items() if store.weights_path(path).is_file()]
-    return sorted(waiting, key=_relative_cost)
+    return sorted(waiting, key=_is_costly_job)
 
 
 def _run_damaged(bench: Bench, job: Job) -> str | None:
@@ -577,7 +581,7 @@ def _run_damaged(bench: Bench, job: Job) -> str | None:
 def _missing(bench: Bench, listed: Sequence[Job]) -> list[Job]:
     """Return the jobs that are not done, the cheap candidates first."""
     missing = [job for job in listed if store.load(path_of(bench, job)) is None]
-    return sorted(missing, key=_relative_cost)
+    return sorted(missing, key=_is_costly_job)
 
 
 def _run_job(bench: Bench, job: Job) -> str | None:
@@ -712,6 +716,11 @@ def _identity(job: Job) -> str:
     return key_of([job.stored()])
 
 
-def _relative_cost(job: Job) -> float:
-    costly = reads_tokens(job.candidate) or parse(job.candidate).base in (TREES, KERNELS, TABULAR)
-    return 10.0 if costly else 1.0
+def is_costly(candidate: str) -> bool:
+    """Whether a candidate takes ten times as long as most: it reads tokens, or is fitted with
+    more than a linear model."""
+    return reads_tokens(candidate) or parse(candidate).base in (TREES, KERNELS, TABULAR)
+
+
+def _is_costly_job(job: Job) -> bool:
+    return is_costly(job.candidate)

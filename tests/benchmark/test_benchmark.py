@@ -584,7 +584,7 @@ def test_each_stage_says_what_it_changed_and_cost(tmp_path: Path) -> None:
 FOLDED = {"fusions": "sum,mbt", "seeds": 1, "folds": 3, "controls": False, "epochs": 2}
 
 
-def test_the_first_answer_comes_from_the_first_fold_and_from_pooled_vectors(
+def test_the_first_answers_come_from_the_first_fold_and_from_cheap_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts: list[str] = []
@@ -597,18 +597,26 @@ def test_the_first_answer_comes_from_the_first_fold_and_from_pooled_vectors(
 
     monkeypatch.setattr(page, "print_figures", shown)
     report = api.run(small(tmp_path, **FOLDED))
-    assert [len(x) for x in cells] == [6, 7, 19, 21]  # mbt is the seventh, and comes after the rest
-    assert "mbt-f0" not in cells[0] and "mbt-f0" in cells[1]
-    assert all(
-        "PROVISIONAL (every candidate has 1 of 1 seed, 1 of 3 folds (1" in x for x in verdicts[:2]
-    )
-    assert "not run yet: `mbt`" in verdicts[0] and "folds" not in verdicts[2]
+    assert [len(x) for x in cells] == [6, 18, 21]  # mbt, the seventh, comes after the rest
+    assert "PROVISIONAL (every candidate has 1 of 1 seed, 1 of 3 folds (1" in verdicts[0]
+    assert not any("folds" in x for x in verdicts[1:])
+    assert ["not run yet: `mbt`" in x for x in verdicts] == [True, True, False]
     assert all("damaged samples are tested last" in x for x in verdicts)
     assert [x["stage"] for x in report.figures["stages"]] == ["first seed", "damaged samples"]
     verdicts.clear()
     again = api.run(small(tmp_path, **FOLDED))
     assert len(verdicts) == 1  # nothing is left of the first fold
     assert again.figures["leaderboard"] == report.figures["leaderboard"]
+
+
+def test_without_a_cheap_fusion_the_first_fold_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts: list[str] = []
+    monkeypatch.setattr(page, "print_figures", lambda figures: verdicts.append(figures["verdict"]))
+    api.run(small(tmp_path, **{**FOLDED, "fusions": "mbt"}))
+    assert len(verdicts) == 2
+    assert "1 of 3 folds" in verdicts[0] and "not run yet" not in verdicts[0]
 
 
 @pytest.mark.slow
