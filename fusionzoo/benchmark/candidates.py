@@ -253,6 +253,12 @@ def reads_tokens(candidate: str) -> bool:
     return fusion_info(fusion_of(candidate)).reads == "tokens"
 
 
+def is_costly(candidate: str) -> bool:
+    """Whether a candidate takes ten times as long as most: it reads tokens, or is fitted with
+    more than a linear model."""
+    return reads_tokens(candidate) or parse(candidate).base in (TREES, KERNELS, TABULAR)
+
+
 def features_read(bench: Bench, job: Job) -> dict[str, Any]:
     """Return what identifies the features that a job reads; nothing where none are cached.
 

@@ -34,15 +34,12 @@ from fusionzoo.version import __version__
 
 from .bench import Bench, Job, Settings, conditions
 from .candidates import (
-    KERNELS,
-    TABULAR,
-    TREES,
     features_read,
     fusion_of,
+    is_costly,
     is_fitted,
     is_single,
     parse,
-    reads_tokens,
     settings_of,
 )
 from .clock import Clock
@@ -714,12 +711,6 @@ def first_job(bench: Bench, candidate: str, fold: int) -> Job:
 
 def _identity(job: Job) -> str:
     return key_of([job.stored()])
-
-
-def is_costly(candidate: str) -> bool:
-    """Whether a candidate takes ten times as long as most: it reads tokens, or is fitted with
-    more than a linear model."""
-    return reads_tokens(candidate) or parse(candidate).base in (TREES, KERNELS, TABULAR)
 
 
 def _is_costly_job(job: Job) -> bool:
