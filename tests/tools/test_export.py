@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -317,34 +318,88 @@ def test_predict_writes_the_same_table_from_an_exported_folder(
     assert first["p_a"].to_pylist() == pytest.approx(second["p_a"].to_pylist(), abs=1e-5)
 
 
-def test_kernels_of_one_byte_are_half_a_step_off_and_exact_ones_stay() -> None:
+def graph_with(weight: np.ndarray, *operations: tuple[str, dict[str, int]]) -> Any:
+    """Return an ONNX graph in which nodes `n0`, `n1`, ... read x and the same weight."""
     from onnx import TensorProto, helper, numpy_helper
 
-    kernel = np.random.default_rng(0).normal(size=(3, 2, 3, 3)).astype(np.float32)
-    kernel[1] = 0  # a dead channel
-    names = ("stored", "exact")
-    nodes = [helper.make_node("Conv", ["x", f"{name}_k"], [name], name=name) for name in names]
-    graph = helper.make_graph(
-        nodes,
-        "two convolutions",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 3, 3])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 1, 1]) for name in names],
-        [numpy_helper.from_array(kernel, f"{name}_k") for name in names],
+    nodes, outputs = [], []
+    for number, (name, settings) in enumerate(operations):
+        order = ["weight", "x"] if name == "Gather" else ["x", "weight"]
+        nodes.append(helper.make_node(name, order, [f"y{number}"], name=f"n{number}", **settings))
+        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None))
+    kind = TensorProto.INT64 if operations[0][0] == "Gather" else TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info("x", kind, None)]
+    return helper.make_graph(
+        nodes, "graph", inputs, outputs, [numpy_helper.from_array(weight, "weight")]
     )
-    int8.store_kernels(graph, ["exact"])
+
+
+def answers_of_graph(graph: Any, x: np.ndarray) -> np.ndarray:
+    from onnx import helper
 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    ones = {"x": torch.ones(1, 2, 3, 3)}
-    stored, exact = run_session(open_session(model.SerializeToString()), ones)
-    step = np.abs(kernel).max(axis=(1, 2, 3)) / 127
-    off = (stored - exact).abs().flatten().numpy()
-    assert exact.flatten().tolist() == pytest.approx(kernel.sum(axis=(1, 2, 3)).tolist(), abs=1e-5)
-    assert off.max() > 0
-    assert (off <= 18 * step / 2 + 1e-5).all()
-    types = {weight.name: weight.data_type for weight in graph.initializer}
-    assert types["stored_k_int8"] == TensorProto.INT8
-    assert types["exact_k"] == TensorProto.FLOAT
-    assert "stored_k" not in types
+    return run_session(open_session(model.SerializeToString()), {"x": torch.from_numpy(x)})[
+        0
+    ].numpy()
+
+
+@pytest.mark.parametrize(
+    ("operation", "settings", "shape", "inputs", "channels"),
+    [
+        ("Conv", {}, (3, 5, 2), (1, 5, 2), 0),
+        ("MatMul", {}, (6, 3), (1, 6), 1),
+        ("Gemm", {}, (6, 3), (1, 6), 1),
+        ("Gemm", {"transB": 1}, (3, 6), (1, 6), 0),
+    ],
+)
+def test_weights_of_one_byte_are_half_a_step_off(
+    operation: str,
+    settings: dict[str, int],
+    shape: tuple[int, ...],
+    inputs: tuple[int, ...],
+    channels: int,
+) -> None:
+    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    np.moveaxis(weight, channels, 0)[1] = 0  # a dead channel
+    np.moveaxis(weight, channels, 0)[2] *= 100  # its step is no other's
+    graph, x = graph_with(weight, (operation, settings)), np.ones(inputs, np.float32)
+    exact = answers_of_graph(graph, x).flatten()
+    int8.store_weights(graph, [])
+    stored = {w.name: w.data_type for w in graph.initializer}
+    assert stored == {"weight_int8": 3, "weight_scale": 1}  # INT8, FLOAT
+    off = np.abs(answers_of_graph(graph, x).flatten() - exact)
+    others = tuple(axis for axis in range(len(shape)) if axis != channels)
+    step = np.abs(weight).max(axis=others) / 127
+    assert off.max() > 0 and off[1] == 0
+    assert (off <= x.size * step / 2 + 1e-4).all()
+
+
+def test_a_table_of_one_byte_has_a_step_for_each_row() -> None:
+    table = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32) * [[1], [100], [1], [9]]
+    graph, rows = graph_with(table.astype(np.float32), ("Gather", {})), np.array([1, 2])
+    int8.store_weights(graph, [])
+    off = np.abs(answers_of_graph(graph, rows) - table[rows])
+    assert (off <= np.abs(table[rows]).max(1, keepdims=True) / 254 + 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "operations", "exact"),
+    [
+        (np.ones((3, 6), np.float32), [("MatMul", {})], ["n0"]),
+        (np.ones((6, 6), np.float32), [("MatMul", {}), ("Add", {})], []),  # one reads no weight
+        (np.ones((6, 6), np.float32), [("MatMul", {}), ("Gemm", {"transB": 1})], []),
+        (np.ones((3, 3, 2, 2), np.float32), [("Conv", {})], []),  # of pixels
+        (np.ones((3, 6), np.float64), [("MatMul", {})], []),
+        (np.ones(6, np.float32), [("MatMul", {})], []),
+    ],
+)
+def test_weights_that_stay_as_they_are(
+    weight: np.ndarray, operations: list[tuple[str, dict[str, int]]], exact: list[str]
+) -> None:
+    graph = graph_with(weight, *operations)
+    before = graph.SerializeToString()
+    int8.store_weights(graph, exact)
+    assert graph.SerializeToString() == before
 
 
 @pytest.mark.slow
