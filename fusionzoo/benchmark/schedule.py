@@ -473,15 +473,16 @@ def _parts(
     sooner than the costly candidates on one. Where it is done, nothing is left of the first fold.
     """
     missing = {job.candidate for job in _missing(bench, _first_seeds(bench, candidates))}
-    costly = {name for name in missing if is_costly(name)}
+    cheap = {name for name in missing if not is_costly(name)}
     compared = [name for name in candidates if not (is_single(name) or is_fitted(name))]
     has_cheap_fusion = not all(map(is_costly, compared))
-    if has_cheap_fusion and missing - costly and (costly or bench.of_folds):
+    if bench.of_folds:
+        to_do = cheap if has_cheap_fusion else missing
+        yield from [(FIRST_SEED, has_cheap_fusion)] * bool(to_do)
+        return
+    if has_cheap_fusion and cheap and cheap < missing:
         yield FIRST_SEED, True
-    if not bench.of_folds:
-        yield from ((name, False) for name in stages)
-    elif missing and not has_cheap_fusion:
-        yield FIRST_SEED, False
+    yield from ((name, False) for name in stages)
 
 
 def _stage_names(bench: Bench, candidates: Sequence[str]) -> list[str]:

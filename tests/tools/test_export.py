@@ -338,9 +338,8 @@ def answers_of_graph(graph: Any, x: np.ndarray) -> np.ndarray:
     from onnx import helper
 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return run_session(open_session(model.SerializeToString()), {"x": torch.from_numpy(x)})[
-        0
-    ].numpy()
+    (answer,) = run_session(open_session(model.SerializeToString()), {"x": torch.from_numpy(x)})
+    return answer.numpy()
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,22 @@ def store_weights(graph: Any, exact: Collection[str]) -> None:
                 axis = None if node.name in exact else _channel_axis(node, place)
                 axes.setdefault(name, set()).add(axis)
     for name, found in axes.items():
-        values = numpy_helper.to_array(weights[name])
         axis = found.pop() if len(found) == 1 else None
-        if axis is None or values.dtype != np.float32 or values.ndim < 2:
+        if axis is None:
             continue
-        if values.ndim > 2 and values.shape[1] <= FEW:
+        values = numpy_helper.to_array(weights[name])
+        is_kernel_of_few = values.ndim > 2 and values.shape[1] <= FEW
+        if values.dtype != np.float32 or values.ndim < 2 or is_kernel_of_few:
             continue
-        others = tuple(x for x in range(values.ndim) if x != axis % values.ndim)
+        axis %= values.ndim
+        others = tuple(x for x in range(values.ndim) if x != axis)
         largest = np.abs(values).max(axis=others, keepdims=True)
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
         stored = {f"{name}_int8": np.rint(values / scale).astype(np.int8)}
         stored[f"{name}_scale"] = scale.reshape(-1)
         graph.initializer.remove(weights[name])
         graph.initializer.extend(numpy_helper.from_array(x, key) for key, x in stored.items())
-        maker = helper.make_node("DequantizeLinear", [*stored], [name], axis=axis % values.ndim)
+        maker = helper.make_node("DequantizeLinear", [*stored], [name], axis=axis)
         graph.node.insert(0, maker)
 
 
