@@ -411,16 +411,17 @@ class PairedDataset(Dataset[Sample | None]):
         before = self.provenance.split_rule
         return self._with_splits(made.splits, f"{before}; {rule}" if before else rule)
 
-    def split_by_classes(self) -> Self:
-        """Return the same samples, with the splits by hash that training on the classes has.
+    def split_by_labels(self, kinds: Mapping[str, str]) -> Self:
+        """Return the same samples, with the splits by hash that training on these labels has.
 
-        These have the same shares of each class in the column `target`; those of data whose labels
-        were not asked for have not. Splits of another origin stay.
+        `kinds` says what their columns hold, in the order of training. The splits have the same
+        shares of each class; those of data whose labels were not asked for have not. Splits of
+        another origin stay, and so do those of data without one of the columns.
         """
         shares, key = self.provenance.split_shares, self._split_key
-        if shares is None:
+        if shares is None or not kinds.keys() <= {*self.table.column_names}:
             return self
-        labels = [self.table["target"]]
+        labels = class_columns({name: self.table[name] for name in kinds}, kinds)
         made = make_splits(self.table[key], labels, shares, unique=key == "id")
         return self._with_splits(made.splits, self.provenance.split_rule, shares)
 

@@ -138,8 +138,6 @@ def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDat
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     targets = {target.name: target.kind for target in measured}
     dataset, _ = open_for_model(cfg, model, dataset, targets)
-    if model.classes and model.targets is None:
-        dataset = dataset.split_by_classes()
     if not set(model.modalities) & set(dataset.modalities):
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
@@ -187,7 +185,7 @@ def open_for_model(
 ) -> tuple[PairedDataset, Tree]:
     """Open a data set as the model's training data were read; return it with its settings."""
     if isinstance(dataset, PairedDataset):
-        return open_dataset(cfg.data, targets, dataset), dict(cfg.data)
+        return _split_as_trained(open_dataset(cfg.data, targets, dataset), model), dict(cfg.data)
     wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
     done = data_settings_of(wanted, cfg.model, model.trained_on)
     refuse_to_replace(done.settings, cfg.out)
@@ -206,7 +204,15 @@ def open_for_model(
     opened = open_dataset(done.to_open, targets)
     if repeated := opened.provenance.repeated_ids:
         print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
-    return opened, done.settings if dataset is None else dict(cfg.data)
+    settings = done.settings if dataset is None else dict(cfg.data)
+    return _split_as_trained(opened, model), settings
+
+
+def _split_as_trained(dataset: PairedDataset, model: FusionModel) -> PairedDataset:
+    """Return the same samples; splits by hash are as where the model's labels are read."""
+    if not (model.classes or model.targets):
+        return dataset
+    return dataset.split_by_labels({target.name: target.kind for target in model.answer_targets})
 
 
 @torch.no_grad()

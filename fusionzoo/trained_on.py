@@ -159,7 +159,12 @@ def hash_ids(dataset: PairedDataset) -> Tensor | None:
             for name in sorted(dataset.modalities)
         ]
         names = [json.dumps(row, default=str) for row in zip(*columns, strict=True)]
-    hashes = [hashlib.blake2b(str(x).encode(), digest_size=8) for x in names]
+    return hash_texts(names)
+
+
+def hash_texts(texts: Sequence[str]) -> Tensor:
+    """Return 64 bits of each text's hash, int64 (N,)."""
+    hashes = [hashlib.blake2b(str(x).encode(), digest_size=8) for x in texts]
     values = [int.from_bytes(x.digest(), "little", signed=True) for x in hashes]
     return torch.tensor(values, dtype=torch.int64)
 

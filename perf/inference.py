@@ -1,16 +1,18 @@
 """Measure answering: `python perf/inference.py RUN EXPORTED [RUN EXPORTED ...]` writes
-results/inference.csv.
+results/inference.csv; lines of other models stay.
 
-The model of each run (eager, under bfloat16 autocast, compiled) against its exported folder (ONNX
-and, if it holds one, int8), on one thread, with 1 and 32 prepared rows of the run's test split; and
-one raw sample end to end, decoding included. Figures are CPU seconds of a call, and their ratio to
-eager's in the same rounds: the median and its quartiles. Before that, answers are compared on the
-whole test split, with every subset of modalities: the largest difference, over max(1, value).
+The model of each run (eager, under bfloat16 autocast, in float16, compiled) against its exported
+folder (ONNX and, if it holds one, int8), on one thread, with 1 and 32 prepared rows of the run's
+test split; and one raw sample end to end, decoding included. Figures are CPU seconds of a call, and
+their ratio to eager's in the same rounds: the median and its quartiles. Before that, answers are
+compared on the whole test split, with every subset of modalities: the largest difference, over
+max(1, value). Where a form of eager is timed, the difference is that of the timed rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
 import warnings
 from collections.abc import Callable, Sequence
@@ -41,14 +43,19 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    lines = []
     for run, exported in zip(given.folders[::2], given.folders[1::2], strict=True):
         found = measured(run, exported, given.rounds, not given.no_compile)
-        lines += [{"model": Path(run).name, **line} for line in found]
+        write([{"model": Path(run).name, **line} for line in found])
+
+
+def write(new: Sequence[dict[str, object]]) -> None:
+    """Replace the lines of a model in the table, or add them."""
+    with OUT.open(newline="", encoding="utf-8") as file:
+        kept = [line for line in csv.DictReader(file) if line["model"] != new[0]["model"]]
     with OUT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows([*kept, *new])
 
 
 def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[str, object]]:
@@ -63,7 +70,9 @@ def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[
     for rows in ROWS:
         batch = model.collate()([dataset[row] for row in (full * rows)[:rows]])
         works = forms(model, exported, batch, compiles)
-        lines += table(f"{rows} prepared rows", works, rounds, rows)
+        words = f"{rows} prepared row" + "s" * (rows > 1)
+        timed = table(words, works, rounds, rows)
+        lines += [{**line, "difference": off(works, str(line["form"]))} for line in timed]
     raw = {name: dataset.reference(name, full[0]) for name in model.modalities}
     works = {"eager": lambda: model.predict([raw]), "onnx": lambda: onnx.predict([raw])}
     return lines + table("one raw sample, decoding included", works, rounds, 1)
@@ -84,13 +93,21 @@ def largest_difference(model: Any, onnx: Any, dataset: Any) -> tuple[str, int]:
     return f"{worst:.1e}", len(dataset)
 
 
+def off(works: dict[str, Callable[[], Any]], form: str) -> str:
+    """Return the largest difference of a form's logits from eager's; empty for a graph's."""
+    logits, expected = (getattr(works[name](), "logits", None) for name in (form, "eager"))
+    if logits is None or form == "eager":
+        return ""
+    return f"{float((logits - expected).abs().max() / expected.abs().max().clamp(min=1)):.1e}"
+
+
 def without_others(sample: Sample, names: Sequence[str]) -> Sample:
     """Return a sample with these modalities only."""
     values = {name: x if name in names else None for name, x in sample.values.items()}
     return sample._replace(values=values)
 
 
-def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Callable[[], object]]:
+def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Callable[[], Any]]:
     """Return the ways to answer a batch, by name."""
     onnx = fz.load(exported, runtime="onnx", threads=1)
 
@@ -103,7 +120,14 @@ def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Ca
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return model(batch)
 
-    works = {"eager": eager, "bfloat16": bfloat16, "onnx": lambda: onnx.answer(batch)}
+    half = copy.deepcopy(model).half()
+
+    @torch.no_grad()
+    def float16() -> object:
+        return half(batch)
+
+    works = {"eager": eager, "bfloat16": bfloat16, "float16": float16}
+    works["onnx"] = lambda: onnx.answer(batch)
     if (Path(exported) / "model.int8.onnx").is_file():
         int8 = fz.load(exported, runtime="onnx", int8=True, threads=1)
         works["int8"] = lambda: int8.answer(batch)

@@ -20,7 +20,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.trained_on import TrainedOn
+from fusionzoo.trained_on import TrainedOn, hash_texts
 
 WORDS = ("rot", "blau", "hell", "dunkel", "stabil", "akut", "ruhig")
 LABELS = ("Husten", "Fieber", "Atemnot")
@@ -417,13 +417,36 @@ def test_words_of_a_table_that_look_like_paths_stay() -> None:
     assert public == {**settings, "root": "a.csv", "kinds": kinds, "label_separator": "/"}
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-def test_a_model_is_evaluated_on_the_split_that_training_tested(kind: str) -> None:
-    """Splits by hash have the same shares of each class, which evaluation must read, too."""
-    rows = make_rows(90)
-    rows = [row for number, row in enumerate(rows) if number % 3 == 0 or number % 4 == 0]
-    run = fz.train(rows, target=TARGETS[kind], encoders=ENCODERS, **QUICK)
+def rows_for_splits() -> list[dict[str, str]]:
+    """Return rows whose splits by a hash of the ids alone are not those that know the classes."""
+    rows = [row for n, row in enumerate(make_rows(90)) if n % 3 == 0 or n % 4 == 0]
+    more = [("True", str(1 + n % 2)) if n % 3 else ("False", "3") for n in range(len(rows))]
+    return [
+        {"id": row.pop("Fall"), **row, "Notfall": yes, "Stufe": level}
+        for row, (yes, level) in zip(rows, more, strict=True)
+    ]
+
+
+SPLIT_BY: dict[str, dict[str, Any]] = {
+    **{name: {"target": columns} for name, columns in TARGETS.items()},
+    "yes or no": {"target": ["Notfall", "Dauer"]},
+    "levels": {"target": "Stufe", "targets": {"Stufe": "ordinal"}},
+}
+
+
+@pytest.mark.parametrize("kind", SPLIT_BY)
+def test_a_model_is_asked_about_the_splits_of_its_training(kind: str) -> None:
+    """Splits by hash have the same shares of each class, though predictions need no labels."""
+    rows = rows_for_splits()
+    run = fz.train(rows, encoders=ENCODERS, **SPLIT_BY[kind], **QUICK)
     tested = json.loads((run.folder / "metrics.json").read_text())["test"]
     found = fz.evaluate(run.folder, rows, **ANSWER)
     assert found["seen_in_training"] == {"train": 0, "val": 0}
     assert found["loss"] == pytest.approx(tested["loss"], rel=1e-4)
+    known = fz.load(run.folder).trained_on.ids
+    for split in ("train", "val"):
+        asked = {**ANSWER, "split": split}
+        answered = fz.predict(run.folder, rows, **asked, out="p.parquet")
+        embedded = fz.embed(run.folder, rows, **asked, out=f"{split}.parquet")
+        for ids in (pq.read_table(answered)["id"].to_pylist(), fz.read_embeddings(embedded).ids):
+            assert hash_texts(ids).sort().values.tolist() == known[split].tolist()

@@ -30,6 +30,7 @@ from ..media.arrays import DIMENSIONS
 from ..tables.arrow import ArrowColumn, is_list, list_names
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
+from ..tables.splits import one_spelling
 from ..tables.table import ROLES, word_list
 from ..tables.tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
@@ -135,7 +136,7 @@ class Columns:
             if self.settings.cell_kinds.get(fold(name), "").startswith(NUMBER):
                 return self.converted(name, column)[0][name]
             return self._decimal_points(column)
-        return _one_spelling(column) if standard in ("", "classification") else column
+        return one_spelling(column) if standard in ("", "classification") else column
 
     def _label_lists(self, role: str) -> ArrowColumn:
         """Return a column of lists of labels, or of labels divided by the separator, as text."""
@@ -270,15 +271,6 @@ class Columns:
         """Return the names of the columns that are not used."""
         names = enumerate(self.table.column_names)
         return tuple(name for position, name in names if position not in self.used)
-
-
-def _one_spelling(column: ArrowColumn) -> ArrowColumn:
-    """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    encoded = whole.dictionary_encode()
-    known = encoded.dictionary.to_pylist()
-    spelled = [label_word(cell) for cell in known]
-    return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
 
 
 def _as_text(column: ArrowColumn) -> ArrowColumn:

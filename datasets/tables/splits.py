@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.targets import kind_of, words
+from fusionzoo.targets import kind_of, label_word, words
 
 from .arrow import ArrowColumn
 
@@ -232,13 +232,25 @@ def splits_by_time(
     return pa.array(SPLITS).take(pa.array(np.searchsorted(bounds, before, side="right")[moment_of]))
 
 
+def one_spelling(column: ArrowColumn) -> ArrowColumn:
+    """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
+    encoded = _flat(column).dictionary_encode()
+    known = encoded.dictionary.to_pylist()
+    spelled = [label_word(cell) for cell in known]
+    return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
+
+
 def class_columns(
     columns: Mapping[str, ArrowColumn], kinds: Mapping[str, str]
 ) -> list[ArrowColumn]:
     """Return the label columns with classes, for `make_splits`; `kinds` says what columns hold."""
     standard = {name: kind_of(kinds[name]).standard_kind() for name in columns if name in kinds}
     single = ("classification", "ordinal")
-    labels = [columns[name] for name in columns if standard.get(name) in single]
+    labels = [
+        columns[name] if standard[name] == "ordinal" else one_spelling(columns[name])
+        for name in columns
+        if standard.get(name) in single
+    ]
     for name in columns:
         if standard.get(name) == "multilabel":
             encoded = _flat(columns[name]).dictionary_encode()
