@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.metrics import f1_score
@@ -143,6 +144,23 @@ def test_a_benchmark_is_weighted_and_says_so(
     assert "takes no weights" in str(figures["not_run"])
     assert {"linear probe of first", "boosted trees on everything"} <= lines.keys()
     assert "weighted by w" in (report.folder / "index.html").read_text()
+
+
+def test_encoders_that_are_trained_learn_by_the_weights(tmp_path: Path) -> None:
+    """Weights that differ in training alone change the model; equal ones are as none."""
+    learned = [row // 3 % 4 < 2 for row in range(ROWS)]
+    heavy = [9 if x and row % 3 == 2 else 1 for row, x in enumerate(learned)]
+    losses = []
+    for name, cells, column in (("a", heavy, "w"), ("b", [1] * ROWS, "w"), ("c", heavy, None)):
+        write_table(tmp_path / f"{name}.csv", cells)
+        settings = {**SETTINGS, "mode": "finetune", "tune": 0, "baselines": "none"}
+        out = str(tmp_path / name)
+        fz.benchmark(str(tmp_path / f"{name}.csv"), weight_column=column, out=out, **settings)
+        rows = pq.read_table(Path(out) / "results.parquet").to_pylist()
+        losses.append([row["nll"] for row in rows])
+    weighted, alike, without = losses
+    assert alike == pytest.approx(without, rel=1e-9)  # of a weighted mean, to rounding
+    assert weighted != pytest.approx(without, rel=1e-3)
 
 
 def test_weights_that_leave_nothing_to_test_are_refused(tmp_path: Path) -> None:

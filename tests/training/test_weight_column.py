@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.balance.gblend import mean_loss
+from fusionzoo.training.report import Run
+from fusionzoo.training.trainer import Trainer
 from helpers.strategies import (
     ROWS,
     TARGETS,
@@ -187,18 +189,58 @@ def test_a_run_is_weighted_says_so_and_its_model_remembers_the_column(
     assert "Split 'test', weighted by w" in capsys.readouterr().out
 
 
-def test_equal_weights_and_none_give_the_same_model(tmp_path: Path) -> None:
-    models = []
-    for name, cells, settings in (("a", [2] * 120, {"weight_column": "w"}), ("b", [2] * 120, {})):
-        write_table(tmp_path / f"{name}.csv", cells)
-        run = fz.train(
-            str(tmp_path / f"{name}.csv"), out=str(tmp_path / name), **settings, **SETTINGS
-        )
-        models.append(run.model)
-    assert isinstance(models[0], FusionModel)
-    states = [model.state_dict() for model in models]
-    for key, value in states[1].items():
+WAYS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "soup": {"soup": 2, "ema": 0.5},
+    "refit": {"refit": True},
+    "several seeds": {"seeds": 2},
+    "classes alike": {"sampler": "class_weighted"},
+}
+
+
+def train(folder: Path, name: str, cells: Any, **settings: Any) -> Run:
+    """Train on a table whose weights are `cells`, and on nothing else that differs."""
+    write_table(folder / f"{name}.csv", cells)
+    train = {**SETTINGS["train"], **settings.pop("train", {})}
+    named = {"out": str(folder / name), **SETTINGS, "train": train, **settings}
+    return fz.train(str(folder / f"{name}.csv"), **named)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_weights_and_none_give_the_same_model_and_others_another(
+    way: str, tmp_path: Path
+) -> None:
+    unequal = np.random.default_rng(1).integers(0, 4, 120)
+    tables = {"a": [2] * 120, "b": unequal, "c": [2] * 120}
+    states = []
+    for name, cells in tables.items():
+        column = {} if name == "c" else {"weight_column": "w"}
+        run = train(tmp_path, name, cells, train=WAYS[way], **column)
+        states.append(run.model.state_dict())
+    for key, value in states[2].items():
         assert torch.equal(states[0][key], value), key
+    assert any(not torch.equal(states[1][key], value) for key, value in states[2].items())
+
+
+def test_a_stopped_weighted_run_resumes_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = np.random.default_rng(1).integers(0, 4, 120)
+    whole = train(tmp_path, "a", cells, weight_column="w")
+    step, calls = Trainer.step, []
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", stopped)
+        assert train(tmp_path, "b", cells, weight_column="w").exit_code == 75
+    resumed = fz.train(out=str(tmp_path / "b"), resume=True)
+    ours, theirs = (x.model.state_dict() for x in (whole, resumed))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_a_strategy_that_compares_samples_refuses_weights(tmp_path: Path) -> None:

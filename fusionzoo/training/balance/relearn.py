@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,20 @@ from .base import BALANCE, Balance, RunningTrainer, StrategyInputs, pooled_of
 
 MOMENTA = ("exp_avg", "momentum_buffer")  # names under which optimisers keep their direction
 RESTARTS = 10  # of K-means
-Rows = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]  # (N, D), (N,), (N,)
+
+
+class Rows(NamedTuple):
+    """What is clustered of one modality in one split."""
+
+    features: NDArray[np.float64]  # (N, D)
+    present: NDArray[np.bool_]  # (N,)
+    target: NDArray[np.int64]  # (N,)
+    weights: NDArray[np.float64]  # (N,) how much each sample counts
+
+    def used(self) -> Rows:
+        """Return the rows that have the modality and count."""
+        rows = self.present & (self.weights > 0)
+        return Rows(*(column[rows] for column in self))
 
 
 @BALANCE.register(family="schedule", paper="Wei et al. 2024, ECCV, arXiv:2407.09705")
@@ -32,11 +45,12 @@ class Relearn(Balance):
 
     After every `every` epochs, at most `times` times: the features of up to `rows` samples of the
     training and of the validation split, each scaled to [-1, 1], are clustered by K-means; P =
-    share of samples in a cluster's most frequent class, w_m = tanh(strength |P_train - P_val|), and
-    theta_m <- w_m theta0_m + (1 - w_m) theta_m, theta0_m the (pretrained) weights at the start.
-    Heads and fusion stay. The optimiser's momenta of moved weights are scaled by 1 - w_m, and their
-    moving average moves likewise (both ours). A pass over both splits at each time, in evaluation
-    mode and without augmentation; K-means takes the best of ten starts with a fixed seed.
+    share of samples in a cluster's most frequent class, each counting by its weight, w_m =
+    tanh(strength |P_train - P_val|), and theta_m <- w_m theta0_m + (1 - w_m) theta_m, theta0_m the
+    (pretrained) weights at the start. Heads and fusion stay. The optimiser's momenta of moved
+    weights are scaled by 1 - w_m, and their moving average moves likewise (both ours). A pass over
+    both splits at each time, in evaluation mode and without augmentation; K-means takes the best of
+    ten starts with a fixed seed.
 
     Missing: modality m is clustered over rows that have it; with fewer than two for each cluster in
     either split w_m is 0.
@@ -147,7 +161,7 @@ class Relearn(Balance):
     def _features(
         self, trainer: RunningTrainer, loaders: Mapping[str, Any], part: str
     ) -> dict[str, Rows]:
-        """Return pooled features, presence and classes of a split, in its order."""
+        """Return pooled features, presence, classes and weights of a split, in order of ids."""
         module, device = trainer.module, self.world.device
         trainer.share_statistics()
         ids: list[str] = []
@@ -160,17 +174,19 @@ class Relearn(Balance):
                         module(batch)  # FSDP's first pass must go through all of it
                     features = module.model.encode(batch)
                 ids += batch.ids
-                assert batch.target is not None
+                target, weight = batch.target, batch.weight
+                assert target is not None
+                weight = torch.ones(len(target)) if weight is None else weight
                 for name, rows in parts.items():
                     x, present = pooled_of(features, name)
-                    rows.append(tuple(t.cpu() for t in (x.double(), present, batch.target)))
+                    columns = (x.double(), present, target, weight.double())
+                    rows.append(tuple(column.cpu() for column in columns))
         # By id, so that K-means reads the same rows from any number of processes.
         order = torch.from_numpy(np.argsort(list(chain(*gather(ids, self.world))), kind="stable"))
         by_modality: dict[str, Rows] = {}
         for name, rows in parts.items():
-            columns = zip(*chain(*gather(rows, self.world)), strict=True)
-            sorted_columns = [torch.cat(column)[order].numpy() for column in columns]
-            by_modality[name] = (sorted_columns[0], sorted_columns[1], sorted_columns[2])
+            gathered = zip(*chain(*gather(rows, self.world)), strict=True)
+            by_modality[name] = Rows(*(torch.cat(column)[order].numpy() for column in gathered))
         return by_modality
 
     def _batches(self, loaders: Mapping[str, Any], part: str) -> Iterator[Batch]:
@@ -186,13 +202,13 @@ class Relearn(Balance):
         yield from make_loader(dataset, keys, loader.collate_fn, num_workers=loader.num_workers)
 
     def share(self, train: Rows, val: Rows, *, seed: int = 0) -> float:
-        """Return w of a modality: its features, presence and classes in both splits."""
+        """Return w of a modality: its rows in both splits."""
         purities = []
-        for features, present, target in (train, val):
-            if present.sum() < 2 * self.clusters:
+        for rows in (train.used(), val.used()):
+            if len(rows.target) < 2 * self.clusters:
                 return 0.0
             start = self.draw(int(self.resets), seed).initial_seed() % 2**32
-            purities.append(purity(features[present], target[present], self.clusters, start))
+            purities.append(purity(rows, self.clusters, start))
         return float(np.tanh(self.strength * abs(purities[0] - purities[1])))
 
     @torch.no_grad()
@@ -217,10 +233,8 @@ class Relearn(Balance):
                         value.mul_(1 - share)
 
 
-def purity(
-    features: NDArray[np.float64], target: NDArray[np.int64], clusters: int, seed: int
-) -> float:
-    """Return the share of rows in the most frequent class of their cluster: (N, D), (N,)."""
+def purity(rows: Rows, clusters: int, seed: int) -> float:
+    """Return the share of rows, by their weights, in the most frequent class of their cluster."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.preprocessing import minmax_scale
@@ -228,7 +242,8 @@ def purity(
     means = KMeans(clusters, n_init=RESTARTS, random_state=seed)
     with warnings.catch_warnings():  # fewer distinct rows than clusters: some stay empty
         warnings.simplefilter("ignore", ConvergenceWarning)
-        codes = means.fit_predict(minmax_scale(features, (-1, 1)))
-    table = np.zeros((clusters, int(target.max()) + 1))
-    np.add.at(table, (codes, target), 1)
-    return float(table.max(1).sum() / len(target))
+        scaled = minmax_scale(rows.features, (-1, 1))
+        codes = means.fit_predict(scaled, sample_weight=rows.weights)
+    table = np.zeros((clusters, int(rows.target.max()) + 1))
+    np.add.at(table, (codes, rows.target), rows.weights)
+    return float(table.max(1).sum() / rows.weights.sum())

@@ -13,7 +13,7 @@ from fusionzoo.config import OptimConfig
 from fusionzoo.structures import Phase, StepContext
 from fusionzoo.targets import AnyOf, Level, Number, OneOf
 from fusionzoo.training.balance.cggm import misdirection, modulation, points_of
-from fusionzoo.training.balance.relearn import purity
+from fusionzoo.training.balance.relearn import Rows, purity
 from fusionzoo.training.optim import rates, set_rates
 from fusionzoo.training.schedules import phased
 from helpers.strategies import (
@@ -146,13 +146,26 @@ def test_any_kind_of_target_is_scored() -> None:
 # ---- relearn
 
 
+def rows(features: Any, target: Any, present: Any = None, weights: Any = None) -> Rows:
+    count = len(target)
+    present = np.ones(count, dtype=bool) if present is None else present
+    return Rows(features, present, target, np.ones(count) if weights is None else weights)
+
+
 def test_purity_is_that_of_the_clusters_and_at_least_the_share_of_the_majority() -> None:
     generator = np.random.default_rng(0)
     target = generator.integers(3, size=60)
     apart = np.eye(3)[target] + 0.01 * generator.normal(size=(60, 3))
-    assert purity(apart, target, 3, 0) == 1.0
-    mixed = purity(generator.normal(size=(60, 3)), target, 3, 0)
+    assert purity(rows(apart, target), 3, 0) == 1.0
+    mixed = purity(rows(generator.normal(size=(60, 3)), target), 3, 0)
     assert np.bincount(target).max() / 60 <= mixed < 0.8
+
+
+def test_purity_counts_each_row_by_its_weight() -> None:
+    target, apart = np.array([0, 0, 1, 1, 0]), np.array([[0.0], [0.1], [1.0], [0.9], [0.95]])
+    assert purity(rows(apart, target), 2, 0) == 0.8
+    weights = np.array([1.0, 0, 1, 1, 2])  # in the upper cluster the classes weigh the same
+    assert purity(rows(apart, target, weights=weights).used(), 2, 0) == pytest.approx(3 / 5)
 
 
 def relearner(**settings: Any) -> tuple[Any, Any]:
@@ -221,15 +234,15 @@ def test_the_share_follows_from_both_purities_and_is_0_with_too_few_rows() -> No
     strategy, _ = relearner(strength=3.0, clusters=2)
     generator = np.random.default_rng(0)
     target = generator.integers(2, size=40)
-    everywhere = np.ones(40, dtype=bool)
-    train = (np.eye(2)[target], everywhere, target)
-    val = (generator.normal(size=(40, 2)), everywhere, target)
+    train = rows(np.eye(2)[target], target)
+    val = rows(generator.normal(size=(40, 2)), target)
     seed = strategy.draw(0, 0).initial_seed() % 2**32
-    gap = 1.0 - purity(val[0], target, 2, seed)
+    gap = 1.0 - purity(val, 2, seed)
     assert gap > 0.1
     assert strategy.share(train, val) == pytest.approx(math.tanh(3 * gap))
     few = np.arange(40) < 3
-    assert strategy.share(train, (val[0], few, target)) == 0.0
+    assert strategy.share(train, val._replace(present=few)) == 0.0
+    assert strategy.share(train, val._replace(weights=1.0 * few)) == 0.0
 
 
 def test_the_initial_weights_are_those_of_the_checkpoint() -> None:
