@@ -294,6 +294,11 @@ class Encoder(nn.Module):
     augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
     one_length = False  # whether all rows of a batch of an exported graph must have one length
     masks_spectrogram = False  # whether `encode` applies the input `masks` of augmentation
+    like: Tensor  # empty; its dtype is that of what the encoder computes with
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("like", torch.empty(0), persistent=False)
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
@@ -317,6 +322,10 @@ class Encoder(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Features:
         encode = self._encode_frozen if self.frozen else self.encode
+        inputs = {
+            name: x.to(self.like.dtype) if x.is_floating_point() else x
+            for name, x in inputs.items()
+        }
         return encode_items(encode, inputs) if ITEM_COUNTS in inputs else encode(inputs)
 
     @torch.no_grad()

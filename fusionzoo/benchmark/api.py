@@ -27,7 +27,7 @@ from fusionzoo.training.multitask import targets_of
 
 from .bench import Bench, open_bench, tuning_trials
 from .clock import Clock
-from .executors import OutOfTimeError, check_main_module
+from .executors import OutOfTimeError, check_main_module, start_server
 from .fitted.run import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
@@ -143,6 +143,7 @@ def _open(
         cfg, data = complete_run(cfg)
     if isinstance(data, Completed):
         data.show()
+    start_server(cfg)
     bench, dataset = open_bench(cfg, data)
     names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))

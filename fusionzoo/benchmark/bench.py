@@ -86,7 +86,8 @@ def _split(
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
-    groups = [dataset.groups[row] for row in rows.tolist()]
+    group_of = dataset.groups
+    groups = [group_of[row] for row in rows.tolist()]
     most = int(labels[rows].unique(return_counts=True)[1].max())
     splitter = StratifiedGroupKFold(
         max(2, min(count, len(set(groups)), most)), shuffle=True, random_state=seed

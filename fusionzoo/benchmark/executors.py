@@ -29,8 +29,9 @@ P = TypeVar("P")  # a piece
 R = TypeVar("R")  # its result
 Function = Callable[[S, P], R]
 SetUp = tuple[int, list[str]]  # of a process: its threads and plugins
-# Imported once for all worker processes, where this process has imported them.
-HEAVY = ("torch", "timm", "transformers", "torchaudio", "optuna", "sklearn.linear_model")
+# Imported once for all worker processes; the second ones where this process has imported them.
+HEAVY = ("torch", "timm", "sklearn.ensemble")
+OPTIONAL = ("transformers", "torchaudio", "optuna")
 
 _worker_state: dict[str, Any] = {}  # in a worker process: shared by all its pieces
 
@@ -143,10 +144,23 @@ def _process_context() -> BaseContext:
         return get_context("spawn")
     context = get_context("forkserver")
     of_benchmark = [name for name in sys.modules if name.startswith(f"{__package__}.")]
-    context.set_forkserver_preload(
-        [*(name for name in HEAVY if name in sys.modules), *of_benchmark]
-    )
+    imported = [name for name in OPTIONAL if name in sys.modules]
+    context.set_forkserver_preload([*HEAVY, *imported, *of_benchmark])
     return context
+
+
+def start_server(cfg: BenchmarkConfig) -> None:
+    """Start the server that worker processes are forks of, which imports packages meanwhile."""
+    if sys.platform != "linux" or cfg.engine == "ray" or (cfg.jobs or num_cores()) == 1:
+        return
+    from multiprocessing import forkserver
+
+    _process_context()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the server, too
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _submit(

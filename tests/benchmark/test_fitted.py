@@ -116,20 +116,26 @@ def test_boosted_trees_are_scikit_learns_with_missing_modalities_as_missing_valu
     np.testing.assert_array_equal(shares, expected)
 
 
-def test_boosted_trees_take_no_more_threads_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker processes have a thread each: trees that took all cores slowed each other down."""
+@pytest.mark.parametrize(
+    ("candidate", "model"),
+    [(TREES, HistGradientBoostingClassifier), (LOGISTIC, LogisticRegression)],
+)
+def test_fitted_models_take_no_more_threads_than_torch(
+    candidate: str, model: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker processes have a thread each: models that took all cores slowed each other down."""
     seen: list[int] = []
-    fit = HistGradientBoostingClassifier.fit
+    fit = model.fit
 
     def recorded(self: Any, *arguments: Any, **weights: Any) -> Any:
-        seen.extend(x["num_threads"] for x in threadpool_info() if x["user_api"] == "openmp")
+        seen.extend(x["num_threads"] for x in threadpool_info())
         return fit(self, *arguments, **weights)
 
-    monkeypatch.setattr(HistGradientBoostingClassifier, "fit", recorded)
+    bench = prepared(tmp_path)
+    monkeypatch.setattr(model, "fit", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    learned = inputs(ROWS, 0)
-    with threadpool_limits(2, "openmp"):
-        Trees().shares(learned, rings(learned), inputs(5, 1), {"rate": 0.2, "leaves": 8})
+    with threadpool_limits(2):
+        jobs.run_job(bench, Job(candidate, 0, (0,), False, {}, {}))
     assert seen and set(seen) == {1}
 
 

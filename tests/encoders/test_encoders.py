@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
@@ -132,10 +133,10 @@ def test_it_is_rebuilt_from_its_spec_without_a_hub(
     }
     if "pretrained" in spec:
         spec["pretrained"] = False
-    copy = create_encoder(encoder.modality, **spec, assets=tmp_path).eval()
-    copy.load_state_dict(encoder.state_dict())
+    again = create_encoder(encoder.modality, **spec, assets=tmp_path).eval()
+    again.load_state_dict(encoder.state_dict())
     with torch.no_grad():
-        found, wanted = copy(batch(copy)), encoder(batch(encoder))
+        found, wanted = again(batch(again)), encoder(batch(encoder))
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -172,6 +173,20 @@ def test_bfloat16_autocast_is_finite(key: str, made: dict[str, Encoder]) -> None
     encoder = made[key]
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.isfinite(encoder(batch(encoder)).pooled).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("key", marked(QUICK))
+def test_it_computes_in_the_precision_it_is_cast_to(
+    key: str, dtype: torch.dtype, made: dict[str, Encoder]
+) -> None:
+    encoder = made[key]
+    inputs = batch(encoder)
+    with torch.no_grad():
+        found, expected = copy.deepcopy(encoder).to(dtype)(inputs), encoder(inputs)
+    assert found.tokens.dtype == found.pooled.dtype == dtype
+    close = {"rtol": 0.0, "atol": 0.05 * float(expected.pooled.abs().max())}
+    torch.testing.assert_close(found.pooled.float(), expected.pooled, **close)
 
 
 @pytest.mark.parametrize("key", marked(["mel", "conformer"]))

@@ -58,9 +58,7 @@ def _grow(
     y: NDArray[Any],
     weights: Matrix | None,
 ) -> Any:
-    """Fit boosted trees with torch's number of threads: else each worker process uses all cores."""
-    from threadpoolctl import threadpool_limits
-
+    """Fit boosted trees."""
     model = create(
         learning_rate=setting["rate"],
         max_leaf_nodes=int(setting["leaves"]),
@@ -68,8 +66,7 @@ def _grow(
         early_stopping=False,
         random_state=0,
     )
-    with threadpool_limits(torch.get_num_threads(), "openmp"):
-        return model.fit(x, y, sample_weight=weights)
+    return model.fit(x, y, sample_weight=weights)
 
 
 class Tabular(Method):
