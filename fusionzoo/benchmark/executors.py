@@ -29,7 +29,7 @@ P = TypeVar("P")  # a piece
 R = TypeVar("R")  # its result
 Function = Callable[[S, P], R]
 SetUp = tuple[int, list[str]]  # of a process: its threads and plugins
-# Imported once for all worker processes; the second ones where this process has imported them.
+# Imported once for all worker processes; OPTIONAL ones where this process has imported them.
 HEAVY = ("torch", "timm", "sklearn.ensemble")
 OPTIONAL = ("transformers", "torchaudio", "optuna")
 
