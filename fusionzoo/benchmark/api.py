@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusionzoo.benchmark import candidates, schedule
 from fusionzoo.config import BenchmarkConfig, write_yaml
@@ -88,17 +88,25 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
 
     # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
     # from the first fold, then a report after each stage
-    for reported in _stages(bench, dataset, names, clock, deadline):
-        stage, whole, figures = reported
-        if not stage.last:
-            page.print_figures(figures)
+    answer: _Answer | None = None
+    needs = None
+    try:
+        for answer in _stages(bench, dataset, names, clock, deadline):
+            if not answer.stage.last:
+                page.print_figures(answer.shown())
+        if answer is not None and not answer.stage.stopped:
+            needs = analyse_needs(answer.whole.bench, answer.whole, answer.stage.results)
+            clock.lap("analyses")
+    except KeyboardInterrupt:  # between the stages, where features are computed, or in an analysis
+        if answer is None:
+            raise
+        answer = answer.interrupted()
+    assert answer is not None  # there is a stage
 
     # ---- report
-    if not stage.stopped:
-        needs = analyse_needs(whole.bench, whole, stage.results)
-        if needs is not None:
-            figures["needs"] = needs
-            clock.lap("analyses")
+    whole, figures = answer.whole, answer.shown()
+    if needs is not None:
+        figures["needs"] = needs
     clock.save(out)
     figures["leaderboard"] = with_external(figures["leaderboard"], external)
     page.write(whole, figures, clock.laps(), out)
@@ -174,38 +182,63 @@ def _with_features(
     return replace(bench, not_run=not_run), [name for name in names if name not in not_run]
 
 
+class _Answer(NamedTuple):
+    """What a benchmark has found so far."""
+
+    stage: schedule.Stage
+    whole: Summary
+    figures: dict[str, Any]  # without what says that they are provisional
+    stages: tuple[dict[str, Any], ...]  # what was known after each
+    names: list[str]  # candidates that are asked for
+
+    def shown(self) -> dict[str, Any]:
+        """Return the figures of the report."""
+        stage, shown = self.stage, dict(self.figures)
+        if stage.stopped or not stage.last:
+            words = verdict.provisional(self.whole, stage, self.names)
+            shown["verdict"] = f"{words} {shown['verdict']}"
+        return shown | {"stages": list(self.stages), "stopped": stage.stopped}
+
+    def interrupted(self) -> _Answer:
+        """Return what a Ctrl-C leaves after the stage."""
+        stopped = self.stage._replace(stopped=schedule.CTRL_C, last=True)
+        again = self._replace(stage=stopped)
+        return again.with_stage() if self.stage.part else again
+
+    def with_stage(self) -> _Answer:
+        """Return the same with the stage among those that the report lists."""
+        added = verdict.stage_figures(self.whole, self.stage, self.figures)
+        return self._replace(stages=(*self.stages, added))
+
+
 def _stages(
     bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock, deadline: float
-) -> Iterator[tuple[schedule.Stage, Summary, dict[str, Any]]]:
-    """Run the jobs stage by stage; yield after each the summary and the report's figures.
+) -> Iterator[_Answer]:
+    """Run the jobs stage by stage; yield what is known after each.
 
     Where there are folds, the first seed of the first one comes first, since only its encoders must
     have been trained: a first answer from a part of the samples. Damaged training samples are
     encoded for all folds together, so that there is none with them.
     """
     first = [bench.first_fold()] * (bench.cross_validated and not any(bench.cfg.damaged_train))
-    stages: list[dict[str, Any]] = []
-    answer: tuple[Summary, dict[str, Any]] | None = None  # the last one
+    answer: _Answer | None = None  # the last one
     for part in (*first, bench):
         prepared, allowed = _with_features(part, dataset, names, clock)
         for stage in schedule.run_stages(prepared, allowed, clock, deadline):
             whole = summary.summarise(prepared, stage.results)
             clock.lap("statistics")
-            figures = verdict.figures(whole)
-            if stage.stopped and not any(x.kind in ("single", "fusion") for x in whole.candidates):
-                if answer is None:
-                    raise FusionZooError(
-                        f"stopped by {stage.stopped} before any candidate was trained on a fold:"
-                        " the same command goes on"
-                    )
-                whole, figures = answer
-            answer = whole, figures
+            stages = () if answer is None else answer.stages
+            if not stage.stopped or any(x.kind in ("single", "fusion") for x in whole.candidates):
+                answer = _Answer(stage, whole, verdict.figures(whole), stages, allowed)
+            elif answer is None:
+                raise FusionZooError(
+                    f"stopped by {stage.stopped} before any candidate was trained on a fold:"
+                    " the same command goes on"
+                )
+            else:
+                answer = answer._replace(stage=stage, names=allowed)
             if not stage.part or stage.stopped:
-                stages.append(verdict.stage_figures(whole, stage, figures))
-            shown = dict(figures)
-            if stage.stopped or not stage.last:
-                words = verdict.provisional(whole, stage, allowed)
-                shown["verdict"] = f"{words} {figures['verdict']}"
-            yield stage, whole, shown | {"stages": list(stages), "stopped": stage.stopped}
+                answer = answer.with_stage()
+            yield answer
             if stage.stopped:
                 return

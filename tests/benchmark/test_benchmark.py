@@ -570,6 +570,35 @@ def test_a_control_c_leaves_a_report_of_what_is_done(
     assert "the same command continues where it stopped" in said
 
 
+FOLDED = {"fusions": "sum,mbt", "seeds": 1, "folds": 3, "controls": False, "epochs": 2}
+
+
+@pytest.mark.parametrize("where", ["a table is shown", "features are computed"])
+def test_a_control_c_between_stages_leaves_a_report_too(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {**FOLDED, "fusions": "sum"}
+    place, name = {
+        "a table is shown": (page, "print_figures"),
+        "features are computed": (api, "prepare"),
+    }[where]
+    before, calls = getattr(place, name), iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == (place is api):  # features are computed twice, first for one fold
+            raise KeyboardInterrupt
+        return before(*arguments)
+
+    monkeypatch.setattr(place, name, interrupted)
+    report = api.run(small(tmp_path, **changes))
+    assert report.verdict.startswith("PROVISIONAL (stopped by Ctrl-C, every candidate has 1 of 1")
+    assert "1 of 3 folds" in report.verdict and report.figures["stopped"] == schedule.CTRL_C
+    assert [x["stage"] for x in report.figures["stages"]] == [schedule.FIRST_SEED]
+    monkeypatch.undo()
+    whole = api.run(small(tmp_path, **changes))
+    assert "PROVISIONAL" not in whole.verdict and not whole.figures["stopped"]
+
+
 def test_each_stage_says_what_it_changed_and_cost(tmp_path: Path) -> None:
     summary = run(small(tmp_path, **ANYTIME))
     assert [x["stage"] for x in summary["stages"]] == list(schedule.STAGES[:3])
@@ -579,9 +608,6 @@ def test_each_stage_says_what_it_changed_and_cost(tmp_path: Path) -> None:
     table = table[: table.index("</table>")]
     assert all(f"<td>{name}</td>" in table for name in schedule.STAGES[:3])
     assert "PROVISIONAL" not in page
-
-
-FOLDED = {"fusions": "sum,mbt", "seeds": 1, "folds": 3, "controls": False, "epochs": 2}
 
 
 def test_the_first_answers_come_from_the_first_fold_and_from_cheap_candidates(

@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     def used(self) -> Rows:
         """Return the rows that have the modality and count."""
         rows = self.present & (self.weights > 0)
-        return Rows(*(column[rows] for column in self))
+        return Rows(self.features[rows], rows[rows], self.target[rows], self.weights[rows])
 
 
 @BALANCE.register(family="schedule", paper="Wei et al. 2024, ECCV, arXiv:2407.09705")
@@ -186,7 +186,8 @@ class Relearn(Balance):
         by_modality: dict[str, Rows] = {}
         for name, rows in parts.items():
             gathered = zip(*chain(*gather(rows, self.world)), strict=True)
-            by_modality[name] = Rows(*(torch.cat(column)[order].numpy() for column in gathered))
+            sorted_columns = [torch.cat(column)[order].numpy() for column in gathered]
+            by_modality[name] = Rows(*sorted_columns)
         return by_modality
 
     def _batches(self, loaders: Mapping[str, Any], part: str) -> Iterator[Batch]:
