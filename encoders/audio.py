@@ -354,7 +354,7 @@ class MelStats(Encoder):
         mean = bands.masked_fill(~is_real, 0).sum(-1) / count
         variance = (bands - mean[..., None]).square().masked_fill(~is_real, 0).sum(-1) / count
         pooled = torch.cat([mean, (variance + 1e-12).sqrt()], dim=-1)
-        pooled = pooled.to(self.mel.like.dtype)
+        pooled = pooled.to(self.like.dtype)
         mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)
 

@@ -100,7 +100,7 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
     except KeyboardInterrupt:  # between the stages, where features are computed, or in an analysis
         if answer is None:
             raise
-        answer = answer.interrupted()
+        answer = answer.stopped(schedule.CTRL_C)
     assert answer is not None  # there is a stage
 
     # ---- report
@@ -118,7 +118,7 @@ def run_shard(cfg: BenchmarkConfig, data: Completed | None = None) -> int:
     part, parts = schedule.read_shard(cfg.shard)
     bench, dataset, names, clock, deadline = _open(cfg, data)
     try:
-        bench, names = _with_features(bench, dataset, names, clock)
+        bench, names = _with_features(bench, dataset, names, clock, deadline)
         errors = schedule.run_shard(bench, names, deadline, part, parts)
     except OutOfTimeError:
         print(f"shard {cfg.shard} stopped by the time limit: the same command goes on")
@@ -169,11 +169,11 @@ def _open(
 
 
 def _with_features(
-    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock
+    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock, deadline: float
 ) -> tuple[Bench, list[str]]:
     """Run the encoders once, for all jobs; return the bench and the candidates that it allows."""
     tokens = any(candidates.reads_tokens(name) for name in names)
-    bench = prepare(bench, dataset, tokens, clock)
+    bench = prepare(bench, dataset, tokens, clock, deadline)
     fitted = [name for name in names if candidates.is_fitted(name)]
     if not bench.features:  # nothing for them to read
         return bench, [name for name in names if name not in fitted]
@@ -199,9 +199,9 @@ class _Answer(NamedTuple):
             shown["verdict"] = f"{words} {shown['verdict']}"
         return shown | {"stages": list(self.stages), "stopped": stage.stopped}
 
-    def interrupted(self) -> _Answer:
-        """Return what a Ctrl-C leaves after the stage."""
-        stopped = self.stage._replace(stopped=schedule.CTRL_C, last=True)
+    def stopped(self, by: str) -> _Answer:
+        """Return what Ctrl-C or the time limit leaves after the stage."""
+        stopped = self.stage._replace(stopped=by, last=True)
         again = self._replace(stage=stopped)
         return again.with_stage() if self.stage.part else again
 
@@ -223,7 +223,14 @@ def _stages(
     first = [bench.first_fold()] * (bench.cross_validated and not any(bench.cfg.damaged_train))
     answer: _Answer | None = None  # the last one
     for part in (*first, bench):
-        prepared, allowed = _with_features(part, dataset, names, clock)
+        try:
+            prepared, allowed = _with_features(part, dataset, names, clock, deadline)
+        except OutOfTimeError:
+            by = f"the time limit of {bench.cfg.time_limit}"
+            if answer is None:
+                raise _nothing_yet(by) from None
+            yield answer.stopped(by)
+            return
         for stage in schedule.run_stages(prepared, allowed, clock, deadline):
             whole = summary.summarise(prepared, stage.results)
             clock.lap("statistics")
@@ -231,10 +238,7 @@ def _stages(
             if not stage.stopped or any(x.kind in ("single", "fusion") for x in whole.candidates):
                 answer = _Answer(stage, whole, verdict.figures(whole), stages, allowed)
             elif answer is None:
-                raise FusionZooError(
-                    f"stopped by {stage.stopped} before any candidate was trained on a fold:"
-                    " the same command goes on"
-                )
+                raise _nothing_yet(stage.stopped)
             else:
                 answer = answer._replace(stage=stage, names=allowed)
             if not stage.part or stage.stopped:
@@ -242,3 +246,9 @@ def _stages(
             yield answer
             if stage.stopped:
                 return
+
+
+def _nothing_yet(stopped: str) -> FusionZooError:
+    return FusionZooError(
+        f"stopped by {stopped} before any candidate was trained on a fold: the same command goes on"
+    )

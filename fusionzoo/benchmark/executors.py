@@ -88,6 +88,12 @@ def set_up_process(threads: int, plugins: Sequence[str] = ()) -> None:
     load_plugins(plugins)
 
 
+def check_time(deadline: float) -> None:
+    """Raise OutOfTimeError after the deadline."""
+    if _time_left(deadline) == 0:
+        raise OutOfTimeError
+
+
 def _time_left(deadline: float) -> float | None:
     """Return the seconds until the deadline, at least 0; None without one."""
     return None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
@@ -97,8 +103,7 @@ def _map_here(
     shared: S, pieces: Sequence[P], function: Function[S, P, R], deadline: float
 ) -> Iterator[tuple[P, R]]:
     for piece in pieces:
-        if _time_left(deadline) == 0:
-            raise OutOfTimeError
+        check_time(deadline)
         yield piece, function(shared, piece)
 
 

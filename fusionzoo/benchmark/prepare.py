@@ -54,7 +54,7 @@ from .bench import (
     tasks_of,
 )
 from .clock import Clock
-from .executors import map_unordered
+from .executors import check_time, map_unordered
 from .feeds import SEVERITY, BatchFeed, device_of, draw_damaged, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
@@ -372,7 +372,7 @@ def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
     )
 
 
-def _encode_damaged_train(bench: Bench) -> None:
+def _encode_damaged_train(bench: Bench, deadline: float) -> None:
     """Encode every view of the damaged training samples that is not in the cache."""
     _encode_missing(
         bench,
@@ -382,10 +382,11 @@ def _encode_damaged_train(bench: Bench) -> None:
             for condition, damaged in by_condition.items()
             for view in range(bench.cfg.views)
         ),
+        deadline,
     )
 
 
-def _encode_missing(bench: Bench, pieces: Iterable[Piece], deadline: float = math.inf) -> None:
+def _encode_missing(bench: Bench, pieces: Iterable[Piece], deadline: float) -> None:
     missing: dict[str, Piece] = {}
     for piece in pieces:
         _add_missing(missing, piece)
@@ -457,11 +458,16 @@ def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> 
 
 
 def prepare(
-    bench: Bench, dataset: PairedDataset, tokens: bool, clock: Clock | None = None
+    bench: Bench,
+    dataset: PairedDataset,
+    tokens: bool,
+    clock: Clock | None = None,
+    deadline: float = math.inf,
 ) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
 
-    `tokens`: whether any candidate reads tokens, not pooled vectors only.
+    `tokens`: whether any candidate reads tokens, not pooled vectors only. After `deadline`, a time
+    of `time.monotonic`, OutOfTimeError: what is encoded by then is in the cache.
     """
     clock = clock or Clock()
     encoders = build_encoders(bench.cfg, dataset)
@@ -484,12 +490,14 @@ def prepare(
         for fold in range(len(bench.folds))
         if not is_cached(bench, dataset, fold, encoder)
     ]
-    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
+    label = "train encoders alone"
+    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
         pass
     clock.lap("encoders without weights")
     trained: dict[str, list[TrainedAlone]] = {}
     features, corrupted, damaged_train = [], [], []
     for number in range(len(bench.folds)):
+        check_time(deadline)
         frozen, trained_here = freeze_all(bench, dataset, number, encoders)
         for name, how in trained_here.items():
             trained.setdefault(name, []).append(how)
@@ -510,7 +518,7 @@ def prepare(
         damaged_train=tuple(damaged_train),
     )
     clock.lap("features")
-    _encode_damaged_train(bench)
+    _encode_damaged_train(bench, deadline)
     clock.lap("damaged features")
     return bench
 

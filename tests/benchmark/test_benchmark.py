@@ -573,26 +573,33 @@ def test_a_control_c_leaves_a_report_of_what_is_done(
 FOLDED = {"fusions": "sum,mbt", "seeds": 1, "folds": 3, "controls": False, "epochs": 2}
 
 
-@pytest.mark.parametrize("where", ["a table is shown", "features are computed"])
-def test_a_control_c_between_stages_leaves_a_report_too(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("stopped", "where"),
+    [(schedule.CTRL_C, "shown"), (schedule.CTRL_C, "encoded"), ("the time limit of 1h", "encoded")],
+)
+def test_what_stops_a_benchmark_between_stages_leaves_a_report_too(
+    stopped: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {**FOLDED, "fusions": "sum"}
-    place, name = {
-        "a table is shown": (page, "print_figures"),
-        "features are computed": (api, "prepare"),
-    }[where]
-    before, calls = getattr(place, name), iter(range(100))
+    changes = {**FOLDED, "fusions": "sum", "time_limit": "1h"}
+    show, prepare, calls = page.print_figures, api.prepare, iter(range(100))
 
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == (place is api):  # features are computed twice, first for one fold
+    def shown(figures: Any) -> None:
+        if where == "shown":
             raise KeyboardInterrupt
-        return before(*arguments)
+        show(figures)
 
-    monkeypatch.setattr(place, name, interrupted)
+    def prepared(*arguments: Any) -> Any:
+        if next(calls) == 1 and where == "encoded":  # after the first fold is done
+            if stopped == schedule.CTRL_C:
+                raise KeyboardInterrupt
+            arguments = (*arguments[:-1], time.monotonic())
+        return prepare(*arguments)
+
+    monkeypatch.setattr(page, "print_figures", shown)
+    monkeypatch.setattr(api, "prepare", prepared)
     report = api.run(small(tmp_path, **changes))
-    assert report.verdict.startswith("PROVISIONAL (stopped by Ctrl-C, every candidate has 1 of 1")
-    assert "1 of 3 folds" in report.verdict and report.figures["stopped"] == schedule.CTRL_C
+    words = f"PROVISIONAL (stopped by {stopped}, every candidate has 1 of 1 seed, 1 of 3 folds"
+    assert report.verdict.startswith(words) and report.figures["stopped"] == stopped
     assert [x["stage"] for x in report.figures["stages"]] == [schedule.FIRST_SEED]
     monkeypatch.undo()
     whole = api.run(small(tmp_path, **changes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import describe, encode
 from fusionzoo.training.report import Run
-from fusionzoo.training.trainer import Trainer
+from helpers.trainings import PREEMPTED, preempt_at
 
 DATA: dict[str, Any] = {"name": "digits", "samples": 50, "modalities": "text,audio"}
 TEXT = {"name": "chars", "dim": 16, "num_layers": 1}
@@ -47,22 +46,13 @@ def weights(result: Run) -> bytes:
 
 
 def test_a_run_stopped_within_an_epoch_resumes_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run(tmp_path / "whole", 0.8)
     said = capsys.readouterr().out
     assert "augmented in training: text 0.8 (drop, swap, typos); audio 0.8 (gain, noise" in said
-    step, calls = Trainer.step, []
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopped)
-        assert run(tmp_path / "parts", 0.8).exit_code == 75
+    stopped = preempt_at(3, lambda: run(tmp_path / "parts", 0.8))
+    assert stopped.exit_code == PREEMPTED
     resumed = fusionzoo.train(out=str(tmp_path / "parts"), resume=True)
     assert weights(resumed) == weights(whole)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from fusionzoo.features import frozen as features_frozen
 from fusionzoo.structures import Features
 from fusionzoo.training.balance.modality_dropout import ModalityDropout
 from fusionzoo.training.report import Run
-from fusionzoo.training.trainer import Trainer
+from helpers.trainings import PREEMPTED, preempt_at
 
 SAMPLES = 40
 ENCODERS: dict[str, Any] = {
@@ -155,19 +154,11 @@ def test_the_saved_model_holds_the_encoders(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(result.metrics["test"]["accuracy"])
 
 
-def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", "on", fusion={"name": "mbt", "dim": 16})
-    step, steps = Trainer.step, []
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        steps.append(1)
-        if len(steps) == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopped)
-        assert run(tmp_path / "parts", "on", fusion={"name": "mbt", "dim": 16}).exit_code == 75
+    settings = {"fusion": {"name": "mbt", "dim": 16}}
+    stopped = preempt_at(4, lambda: run(tmp_path / "parts", "on", **settings))
+    assert stopped.exit_code == PREEMPTED
     resumed = run(tmp_path / "parts", "on", fusion={"name": "mbt", "dim": 16}, resume=True)
     ours, theirs = weights(whole), weights(resumed)
     assert ours.keys() == theirs.keys()

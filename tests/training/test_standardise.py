@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from fusionzoo.standardise import LENGTH, Moments, Standardise
 from fusionzoo.structures import Batch
 from fusionzoo.training import frozen
 from fusionzoo.training.report import Run
-from fusionzoo.training.trainer import Trainer
+from helpers.trainings import PREEMPTED, preempt_at
 
 SAMPLES, TRAIN = 60, 40
 ENCODERS: dict[str, Any] = {
@@ -211,17 +210,8 @@ def test_a_resumed_run_keeps_the_statistics_of_its_checkpoint(
 ) -> None:
     settings = {"train": {"standardise": before}}
     whole = run(tmp_path / "whole", **settings)
-    step, steps = Trainer.step, []
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        steps.append(1)
-        if len(steps) == 6:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopped)
-        assert run(tmp_path / "parts", **settings).exit_code == 75
+    stopped = preempt_at(6, lambda: run(tmp_path / "parts", **settings))
+    assert stopped.exit_code == PREEMPTED
     measured: list[Any] = []
     monkeypatch.setattr(frozen, "_measure", measured.append)
     resumed = run(tmp_path / "parts", resume=True)  # with the default, auto

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.balance.gblend import mean_loss
 from fusionzoo.training.report import Run
-from fusionzoo.training.trainer import Trainer
 from helpers.strategies import (
     ROWS,
     TARGETS,
@@ -30,6 +28,7 @@ from helpers.strategies import (
     only,
     save_teachers,
 )
+from helpers.trainings import PREEMPTED, preempt_at
 
 COMPARES = ("cca_loss", "comm", "contrastive_align", "gmc", "symile")  # samples with each other
 # `mixup` draws partners, `matryoshka` and `relearn` need more of a run; see below and `gblend`.
@@ -222,22 +221,11 @@ def test_equal_weights_and_none_give_the_same_model_and_others_another(
     assert any(not torch.equal(states[1][key], value) for key, value in states[2].items())
 
 
-def test_a_stopped_weighted_run_resumes_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_weighted_run_resumes_to_the_same_weights(tmp_path: Path) -> None:
     cells = np.random.default_rng(1).integers(0, 4, 120)
     whole = train(tmp_path, "a", cells, weight_column="w")
-    step, calls = Trainer.step, []
-
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", stopped)
-        assert train(tmp_path, "b", cells, weight_column="w").exit_code == 75
+    stopped = preempt_at(3, lambda: train(tmp_path, "b", cells, weight_column="w"))
+    assert stopped.exit_code == PREEMPTED
     resumed = fz.train(out=str(tmp_path / "b"), resume=True)
     ours, theirs = (x.model.state_dict() for x in (whole, resumed))
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
