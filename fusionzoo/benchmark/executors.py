@@ -158,9 +158,10 @@ def start_server(cfg: BenchmarkConfig) -> None:
     """Start the server that worker processes are forks of, which imports packages meanwhile."""
     if sys.platform != "linux" or cfg.engine == "ray" or (cfg.jobs or num_cores()) == 1:
         return
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     _process_context()
+    resource_tracker.ensure_running()  # else the server starts it, which unblocks the signal
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for the server, too
     try:
         forkserver.ensure_running()
