@@ -40,22 +40,22 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", help="a run, the folder exported of it, and so on")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    for run, exported in zip(given.folders[::2], given.folders[1::2], strict=True):
-        found = measured(run, exported, given.rounds, not given.no_compile)
-        write([{"model": Path(run).name, **line} for line in found])
+    for run, exported in zip(arguments.folders[::2], arguments.folders[1::2], strict=True):
+        lines = measured(run, exported, arguments.rounds, not arguments.no_compile)
+        write(Path(run).name, lines)
 
 
-def write(new: Sequence[dict[str, object]]) -> None:
+def write(model: str, lines: Sequence[dict[str, object]]) -> None:
     """Replace the lines of a model in the table, or add them."""
     with OUT.open(newline="", encoding="utf-8") as file:
-        kept = [line for line in csv.DictReader(file) if line["model"] != new[0]["model"]]
+        others = [line for line in csv.DictReader(file) if line["model"] != model]
     with OUT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows([*kept, *new])
+        writer.writerows([*others, *({"model": model, **line} for line in lines)])
 
 
 def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[str, object]]:
@@ -70,9 +70,10 @@ def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[
     for rows in ROWS:
         batch = model.collate()([dataset[row] for row in (full * rows)[:rows]])
         works = forms(model, exported, batch, compiles)
-        words = f"{rows} prepared row" + "s" * (rows > 1)
-        timed = table(words, works, rounds, rows)
-        lines += [{**line, "difference": off(works, str(line["form"]))} for line in timed]
+        case = f"{rows} prepared row" + "s" * (rows > 1)
+        differences = differences_from_eager(works)
+        timed = table(case, works, rounds, rows)
+        lines += [{**line, "difference": differences[str(line["form"])]} for line in timed]
     raw = {name: dataset.reference(name, full[0]) for name in model.modalities}
     works = {"eager": lambda: model.predict([raw]), "onnx": lambda: onnx.predict([raw])}
     return lines + table("one raw sample, decoding included", works, rounds, 1)
@@ -93,12 +94,16 @@ def largest_difference(model: Any, onnx: Any, dataset: Any) -> tuple[str, int]:
     return f"{worst:.1e}", len(dataset)
 
 
-def off(works: dict[str, Callable[[], Any]], form: str) -> str:
-    """Return the largest difference of a form's logits from eager's; empty for a graph's."""
-    logits, expected = (getattr(works[name](), "logits", None) for name in (form, "eager"))
-    if logits is None or form == "eager":
-        return ""
-    return f"{float((logits - expected).abs().max() / expected.abs().max().clamp(min=1)):.1e}"
+def differences_from_eager(works: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return the largest difference of each form's logits from eager's; empty for a graph's."""
+    expected = works["eager"]().logits
+    largest = expected.abs().max().clamp(min=1)
+    differences = dict.fromkeys(works, "")
+    for form in ("bfloat16", "float16", "compiled"):
+        if form in works:
+            off = float((works[form]().logits - expected).abs().max() / largest)
+            differences[form] = f"{off:.1e}"
+    return differences
 
 
 def without_others(sample: Sample, names: Sequence[str]) -> Sample:

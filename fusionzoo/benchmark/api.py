@@ -94,14 +94,14 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
         for answer in _stages(bench, dataset, names, clock, deadline):
             if not answer.stage.last:
                 page.print_figures(answer.shown())
-        if answer is not None and not answer.stage.stopped:
+        assert answer is not None  # there is a stage
+        if not answer.stage.stopped:
             needs = analyse_needs(answer.whole.bench, answer.whole, answer.stage.results)
             clock.lap("analyses")
     except KeyboardInterrupt:  # between the stages, where features are computed, or in an analysis
         if answer is None:
             raise
         answer = answer.stopped(schedule.CTRL_C)
-    assert answer is not None  # there is a stage
 
     # ---- report
     whole, figures = answer.whole, answer.shown()

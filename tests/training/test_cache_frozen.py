@@ -155,11 +155,11 @@ def test_the_saved_model_holds_the_encoders(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", "on", fusion={"name": "mbt", "dim": 16})
     settings = {"fusion": {"name": "mbt", "dim": 16}}
+    whole = run(tmp_path / "whole", "on", **settings)
     stopped = preempt_at(4, lambda: run(tmp_path / "parts", "on", **settings))
     assert stopped.exit_code == PREEMPTED
-    resumed = run(tmp_path / "parts", "on", fusion={"name": "mbt", "dim": 16}, resume=True)
+    resumed = run(tmp_path / "parts", "on", **settings, resume=True)
     ours, theirs = weights(whole), weights(resumed)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
