@@ -72,7 +72,7 @@ NOTES = {
     "torchaudio/* (WAV2VEC2_BASE)": "rows of one length a batch",
     "hf: wav2vec 2.0": "rows of one length a batch; prepared by transformers",
     "hf-clip: CLAP's audio tower": "prepared by transformers",
-    "wrap_encoder": "rows of one length a batch; prepared by your own function",
+    "wrap_encoder": "rows of one length, and images of one size; prepared by your own function",
     "several pictures or clips a row": "a graph takes one item a row",
 }
 
@@ -160,7 +160,7 @@ def tiny(maker: str, name: str, folder: Path) -> Any:
     if maker == "wrapped":
         net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU())
         pool = torch.nn.Sequential(net, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        return wrap_encoder(pool, dim=8, kind="image", processor=lambda image: image.float() / 255)
+        return wrap_encoder(pool, dim=8, kind="image", processor=shrink)
     if maker == "save_wav2vec2":
         return {"name": f"hf/{save_wav2vec2(folder)}"}
     sys.path.insert(0, str(ROOT / "tests"))
@@ -168,6 +168,11 @@ def tiny(maker: str, name: str, folder: Path) -> Any:
 
     prefix = "hf-clip" if name.startswith("hf-clip") else "hf"
     return {"name": f"{prefix}/{getattr(tiny_models, maker)(folder)}"}
+
+
+def shrink(image: torch.Tensor) -> torch.Tensor:
+    """Prepare an image as one's own function may: to one size, as a graph's images have."""
+    return torch.nn.functional.adaptive_avg_pool2d(image.float() / 255, 32)
 
 
 def save_wav2vec2(folder: Path) -> Path:
