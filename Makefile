@@ -1,7 +1,7 @@
 .PHONY: check test slow nightly golden docs same results site release-check
 
-check:  ## lint, format, types
-	ruff check . && ruff format --check . && mypy && pyright
+check:  ## lint, format, types, and the structure of the code (tests/test_layout.py)
+	ruff check . && ruff format --check . && mypy && pyright && pytest -q -n 0 tests/test_layout.py
 
 test:  ## the fast suite
 	pytest

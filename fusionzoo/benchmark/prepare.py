@@ -494,6 +494,21 @@ def prepare(
     for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
         pass
     clock.lap("encoders without weights")
+    bench = _encode_folds(bench, dataset, encoders, tokens, deadline)
+    clock.lap("features")
+    _encode_damaged_train(bench, deadline)
+    clock.lap("damaged features")
+    return bench
+
+
+def _encode_folds(
+    bench: Bench,
+    dataset: PairedDataset,
+    encoders: Encoders,
+    tokens: bool,
+    deadline: float,
+) -> Bench:
+    """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}
     features, corrupted, damaged_train = [], [], []
     for number in range(len(bench.folds)):
@@ -506,7 +521,7 @@ def prepare(
         fold_of_encoders = bench, dataset, number, frozen, descriptions
         corrupted.append(describe_corrupted(*fold_of_encoders))
         damaged_train.append(describe_damaged_train(*fold_of_encoders))
-    bench = replace(
+    return replace(
         bench,
         notes=(
             *bench.notes,
@@ -517,10 +532,6 @@ def prepare(
         corrupted=tuple(corrupted),
         damaged_train=tuple(damaged_train),
     )
-    clock.lap("features")
-    _encode_damaged_train(bench, deadline)
-    clock.lap("damaged features")
-    return bench
 
 
 def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
