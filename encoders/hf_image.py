@@ -363,14 +363,14 @@ class HFImage(CheckpointImage):
         if self.own is not None:
             return self.own.encode(self._run, inputs)
         pixels = self.normalise(inputs["pixels"])
-        tokens, pooled = self._run(len(pixels), pixel_values=pixels, **self.options)
+        tokens, pooled = self._run(pixels.shape[0], pixel_values=pixels, **self.options)
         return unmasked(tokens, pooled)
 
     def _run(self, rows: int, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Return tokens (B, T, D) and the pooled vector (B, D), None for the mean of the tokens."""
         output, pixels = self.net(**inputs), inputs["pixel_values"]
         hidden, cls = output.last_hidden_state, None
-        if pixels.ndim == 4 and len(hidden) == len(pixels) == rows:
+        if pixels.ndim == 4 and hidden.shape[0] == pixels.shape[0] == rows:
             cls, tokens = split_tokens(self.net.config, hidden, pixels)
         else:
             tokens = hidden.reshape(rows, -1, hidden.shape[-1])

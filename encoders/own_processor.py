@@ -137,7 +137,7 @@ class OwnProcessor(Processor):
         self, run: Callable[..., tuple[Tensor, Tensor | None]], inputs: Mapping[str, Tensor]
     ) -> Features:
         tensors = self.tensors(inputs)
-        tokens, pooled = run(len(inputs[self.names[0]]), **tensors)
+        tokens, pooled = run(inputs[self.names[0]].shape[0], **tensors)
         masks = [x.bool() for name, x in tensors.items() if name.endswith("mask")]
         mask = next((x for x in masks if x.shape == tokens.shape[:2]), None)
         if mask is None:

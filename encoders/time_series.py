@@ -149,11 +149,15 @@ class HFSequence(Encoder):
 
     def _run_by_channel(self, values: Tensor, observed: Tensor) -> Tensor:
         """Run TimesFM, whose rows are single channels."""
+        if torch.compiler.is_exporting():
+            raise FusionZooError(
+                "TimesFM reads whole patches, and a graph cannot ask that of its lengths"
+            )
         rows = rearrange(values.masked_fill(~observed[..., None], 0), "b t c -> (b c) t")
         padding = repeat(~observed, "b t -> (b c) t", c=self.in_dim).to(values.dtype)
         options = {}
         if self.family == "timesfm":
-            options["freq"] = padding.new_full((len(rows), 1), self.frequency, dtype=torch.long)
+            options["freq"] = padding.new_full((rows.shape[0], 1), self.frequency, dtype=torch.long)
         output = self.net(past_values=rows, past_values_padding=padding, **options)
         return rearrange(output.last_hidden_state, "(b c) n d -> b c n d", c=self.in_dim)
 

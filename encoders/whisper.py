@@ -159,10 +159,13 @@ class Whisper(Encoder):
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave, lengths = inputs["wave"], inputs["lengths"].clamp(min=1)
         counts = -(-lengths // TOKEN)
+        if torch.compiler.is_exporting():
+            padded = self._run(wave, lengths)
+            return mean_pooled(padded, self._mask(padded, counts))
         # Rows of similar length run together, as attention over padding takes time for nothing;
         # with sharded weights, all processes must run the layers equally often.
         steps = torch.zeros_like(counts) if self.sharded else counts // STEP
-        tokens: list[Tensor] = [torch.empty(0)] * len(wave)
+        tokens: list[Tensor] = [torch.empty(0)] * wave.shape[0]
         for step in steps.unique():
             rows = (steps == step).nonzero()[:, 0]
             longest = int(lengths[rows].max())
@@ -172,19 +175,26 @@ class Whisper(Encoder):
             ):
                 tokens[row] = output[:count]
         padded = pad_sequence(tokens, batch_first=True)
-        mask = torch.arange(padded.shape[1], device=wave.device) < counts[:, None]
-        return mean_pooled(padded, mask)
+        return mean_pooled(padded, self._mask(padded, counts))
+
+    @staticmethod
+    def _mask(tokens: Tensor, counts: Tensor) -> Tensor:
+        """Return which tokens are within the clip: (B, T, D), (B,) -> (B, T)."""
+        return torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]
 
     def _run(self, wave: Tensor, lengths: Tensor) -> Tensor:
         """Return tokens (B, T, D), of which those beyond a clip's end are padding."""
+        wave, places = wave / PEAK, self.net.embed_positions.weight
+        if torch.compiler.is_exporting():  # a free size in a graph is at least 2
+            wave, places = F.pad(wave, (0, TOKEN)), F.pad(places, (0, 0, 0, 1))
         num_tokens = -(-wave.shape[1] // TOKEN)
         frames = torch.arange(2 * num_tokens, device=lengths.device)
         beyond = frames * HOP >= lengths[:, None]  # (B, 2 T)
         # Beyond the clip all is zero, as both convolutions pad a window that ends with it.
-        bands = self.mel.of_clips(wave / PEAK, ~beyond)
+        bands = self.mel.of_clips(wave, ~beyond)
         net = self.net
         hidden = F.gelu(net.conv1(bands)).masked_fill(beyond[:, None], 0)
-        hidden = F.gelu(net.conv2(hidden)).mT + net.embed_positions.weight[:num_tokens]
+        hidden = F.gelu(net.conv2(hidden)).mT + places[:num_tokens]
         ignored = torch.zeros(beyond[:, ::2].shape, dtype=hidden.dtype, device=hidden.device)
         ignored = ignored.masked_fill(beyond[:, ::2], torch.finfo(hidden.dtype).min)
         for layer in net.layers:

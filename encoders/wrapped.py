@@ -115,7 +115,7 @@ class WrappedEncoder(Encoder):
         if len(different) < 2:
             return self._features(self.module(values[:, : max(different, default=0)]))
         # Rows of one length at a time: the module knows nothing of padding.
-        parts: list[Features | None] = [None] * len(values)
+        parts: list[Features | None] = [None] * values.shape[0]
         for length in different:
             rows = (lengths == length).nonzero()[:, 0]
             group = self._features(self.module(values[rows, :length]))

@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,17 @@ TABLE = (
     {"name": "age", "mean": 40.0, "std": 12.0},
     {"name": "colour", "values": ["blue", "red", "yellow"]},
 )
+
+
+class Saved(NamedTuple):
+    """A tiny checkpoint that `maker` of tests/helpers/tiny_models.py saves."""
+
+    prefix: str  # of the encoder's name, before the folder
+    maker: str
+    arguments: tuple[str, ...] = ()
+    below: str = ""  # the folder in which the maker makes its own
+
+
 SMALL_VIT = {"img_size": 64, "depth": 2, "pretrained": False}
 ENCODERS: dict[str, tuple[str, Any]] = {  # name in the table -> modality, settings
     "timm: CNN (resnet10t)": ("image", {"name": "timm/resnet10t", "size": 64}),
@@ -39,23 +50,36 @@ ENCODERS: dict[str, tuple[str, Any]] = {  # name in the table -> modality, setti
     "timm: Swin (swin_tiny)": ("image", {"name": "timm/swin_tiny_patch4_window7_224"}),
     "torchvision: CNN (resnet18)": ("image", {"name": "torchvision/resnet18"}),
     "torchvision: ViT (vit_b_32)": ("image", {"name": "torchvision/vit_b_32", "image_size": 64}),
-    "hf: ViT": ("image", "save_vit"),
-    "hf: DINOv2": ("image", "save_dinov2"),
-    "hf-clip: CLIP's image tower": ("image", "save_clip"),
-    "hf-clip: SigLIP's image tower": ("image", "save_siglip"),
+    "torchvision-video: CNN (mc3_18)": (
+        "image",
+        {"name": "torchvision-video/mc3_18", "num_frames": 2},
+    ),
+    "hf: ViT": ("image", Saved("hf", "save_vit")),
+    "hf: DINOv2": ("image", Saved("hf", "save_dinov2")),
+    "hf-video: VideoMAE": ("image", Saved("hf-video", "save_video", ("videomae",))),
+    "hf-clip: CLIP's image tower": ("image", Saved("hf-clip", "save_clip")),
+    "hf-clip: SigLIP's image tower": ("image", Saved("hf-clip", "save_siglip")),
+    "open_clip: CLIP's image tower": (
+        "image",
+        Saved("open_clip", "save_open_clip", ("clip",), "a"),
+    ),
     "chars": ("text", {"name": "chars", "dim": 16, "num_layers": 1}),
-    "hf: BERT of sentence-transformers": ("text", "save_sentences"),
-    "hf-clip: CLIP's text tower": ("text", "save_clip"),
-    "hf-clip: SigLIP's text tower": ("text", "save_siglip"),
+    "hf: BERT of sentence-transformers": ("text", Saved("hf", "save_sentences")),
+    "hf-clip: CLIP's text tower": ("text", Saved("hf-clip", "save_clip")),
+    "hf-clip: SigLIP's text tower": ("text", Saved("hf-clip", "save_siglip")),
+    "open_clip: CLIP's text tower": ("text", Saved("open_clip", "save_open_clip", ("clip",), "a")),
     "mel/* (resnet10t)": ("audio", {"name": "mel/resnet10t", "duration": 1.5}),
     "mel/stats": ("audio", {"name": "mel/stats"}),
     "torchaudio/conformer": ("audio", {"name": "torchaudio/conformer", "num_layers": 1}),
     "torchaudio/* (WAV2VEC2_BASE)": ("audio", {"name": "torchaudio/WAV2VEC2_BASE"}),
     "hf: wav2vec 2.0": ("audio", "save_wav2vec2"),
-    "hf-clip: CLAP's audio tower": ("audio", "save_clap"),
+    "whisper/*": ("audio", Saved("whisper", "save_whisper")),
+    "hf-clip: CLAP's audio tower": ("audio", Saved("hf-clip", "save_clap")),
     "vector/identity": ("vector", {"name": "vector/identity", "in_dim": 6}),
     "vector/mlp": ("vector", {"name": "vector/mlp", "in_dim": 6}),
     "sequence/transformer": ("sequence", {"name": "sequence/transformer", "in_dim": 6, "dim": 16}),
+    "hf: PatchTST": ("sequence", Saved("hf", "save_series", ("patchtst",))),
+    "hf: TimesFM": ("sequence", Saved("hf", "save_series", ("timesfm",))),
     "tabular/mlp": ("tabular", {"name": "tabular/mlp", "columns": TABLE}),
     "tabular/ft-transformer": (
         "tabular",
@@ -72,6 +96,9 @@ NOTES = {
     "torchaudio/* (WAV2VEC2_BASE)": "rows of one length a batch",
     "hf: wav2vec 2.0": "rows of one length a batch; prepared by transformers",
     "hf-clip: CLAP's audio tower": "prepared by transformers",
+    "hf-video: VideoMAE": "prepared by fusionzoo",
+    "torchvision-video: CNN (mc3_18)": "prepared by fusionzoo",
+    "hf: PatchTST": "prepared by fusionzoo",
     "wrap_encoder": "rows of one length, and images of one size; prepared by your own function",
     "several pictures or clips a row": "a graph takes one item a row",
 }
@@ -126,9 +153,11 @@ def measured(
         for runtime, off in measure():
             worst[runtime] = max(off, worst.get(runtime, 0.0))
     except Exception as error:
-        reason = one_line(error).partition(". ")[0].partition(": ")[0][:160]
+        reason = one_line(error).removeprefix("it cannot be traced by torch.export: ")
+        reason = reason.partition(". ")[0][:160]
+        if "cannot be imported" in reason:
+            missing, reason = "not tried", reason.partition(": ")[0]
         note = "; ".join(filter(None, (note, reason)))
-        missing = "not tried" if "cannot be imported" in reason else "no"
     figures = [f"{worst[x]:.0e}" if x in worst else missing for x in ("torch.export", "ONNX")]
     return dict(zip(COLUMNS, (kind, name, *figures, note), strict=True))
 
@@ -144,9 +173,15 @@ def encoder(name: str) -> Iterator[tuple[str, float]]:
     modality, settings = ENCODERS[name]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(settings, str):
-            settings = tiny(settings, name, Path(folder))
-        elif settings["name"].partition("/")[0] in ("timm", "torchvision", "mel", "torchaudio"):
+        if isinstance(settings, str | Saved):
+            settings = tiny(settings, Path(folder))
+        elif settings["name"].partition("/")[0] in (
+            "timm",
+            "torchvision",
+            "torchvision-video",
+            "mel",
+            "torchaudio",
+        ):
             takes = settings["name"] not in ("mel/stats", "torchaudio/conformer")
             settings = {**settings, **({"pretrained": False} if takes else {})}
         model = create_model("concat", {modality: settings}, 5, dim=16).eval()
@@ -155,19 +190,20 @@ def encoder(name: str) -> Iterator[tuple[str, float]]:
     yield "ONNX", check(model, onnx_runner(graph.onnx()), "ONNX")
 
 
-def tiny(maker: str, name: str, folder: Path) -> Any:
+def tiny(maker: str | Saved, folder: Path) -> Any:
     """Return settings of an encoder of a tiny checkpoint, or a module as an encoder."""
     if maker == "wrapped":
         net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU())
         pool = torch.nn.Sequential(net, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
         return wrap_encoder(pool, dim=8, kind="image", processor=shrink)
-    if maker == "save_wav2vec2":
+    if isinstance(maker, str):
         return {"name": f"hf/{save_wav2vec2(folder)}"}
     sys.path.insert(0, str(ROOT / "tests"))
     from helpers import tiny_models
 
-    prefix = "hf-clip" if name.startswith("hf-clip") else "hf"
-    return {"name": f"{prefix}/{getattr(tiny_models, maker)(folder)}"}
+    saved = getattr(tiny_models, maker.maker)(folder / maker.below, *maker.arguments)
+    series = {"in_dim": 5} if maker.maker == "save_series" else {}
+    return {"name": f"{maker.prefix}/{saved}", **series}
 
 
 def shrink(image: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ NO_GRAPH = {  # functions that no graph reaches
     "run_by_length",  # has another way for graphs
     "straight_through",  # the width is a number of experts
 }
+MAKES_ONE = {"torch.cat", "torch.stack", "self.present", "self.normalise"}
 METHODS = {"flatten", "unbind", "float", "to", "any", "all", "sum", "mean", "nonzero", "clone"}
 
 
@@ -46,11 +47,22 @@ def frozen_sizes(source: str) -> Iterator[tuple[str, int, str]]:
 def tensors_of(function: ast.FunctionDef) -> set[str]:
     """Return the names in a function that hold tensors: annotated so, or computed from those."""
     arguments = [*function.args.args, *function.args.kwonlyargs]
-    names = {x.arg for x in arguments if x.annotation and ast.unparse(x.annotation) == "Tensor"}
+    hold_tensors = ("Tensor", "Mapping[str, Tensor]")
+    names = {x.arg for x in arguments if x.annotation and ast.unparse(x.annotation) in hold_tensors}
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and is_tensor(node.value, names):
-            names |= {x.id for x in node.targets if isinstance(x, ast.Name)}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {name for x in targets for name in bound(x, node.value, names)}
     return names
+
+
+def bound(target: ast.expr, value: ast.expr | None, tensors: set[str]) -> Iterator[str]:
+    """Yield the names that an assignment gives to tensors."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for one, its_value in zip(target.elts, value.elts, strict=True):
+            yield from bound(one, its_value, tensors)
+    elif isinstance(target, ast.Name) and value is not None and is_tensor(value, tensors):
+        yield target.id
 
 
 def is_tensor(node: ast.expr, tensors: set[str]) -> bool:
@@ -58,8 +70,10 @@ def is_tensor(node: ast.expr, tensors: set[str]) -> bool:
         return node.id in tensors
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         of_tensor = node.func.attr in METHODS - {"unbind"} and is_tensor(node.func.value, tensors)
-        makes_one = ast.unparse(node.func) in ("torch.cat", "torch.stack", "self.present")
+        makes_one = ast.unparse(node.func) in MAKES_ONE
         return of_tensor or makes_one
+    if isinstance(node, ast.Attribute):
+        return node.attr == "last_hidden_state"  # of a model of transformers
     if isinstance(node, ast.BinOp):
         return is_tensor(node.left, tensors) or is_tensor(node.right, tensors)
     return isinstance(node, ast.Subscript) and is_tensor(node.value, tensors)
@@ -80,10 +94,14 @@ def test_no_forward_pass_freezes_a_size(path: Path) -> None:
         "y = torch.cat([x, x])\n    z = len(y)",
         "y = F.one_hot(x, x.shape[1])",
         "z = len(x[:, 0].float())",
+        "z = len(inputs['pixels'])",
+        "y = self.normalise(inputs['pixels'])\n    z = len(y)",
+        "y, hidden = 1, self.net(x).last_hidden_state\n    z = len(hidden)",
     ],
 )
 def test_the_search_finds_what_freezes_a_size(line: str) -> None:
-    assert list(frozen_sizes(f"def forward(self, x: Tensor) -> Tensor:\n    {line}\n"))
+    arguments = "self, x: Tensor, inputs: Mapping[str, Tensor]"
+    assert list(frozen_sizes(f"def forward({arguments}) -> Tensor:\n    {line}\n"))
 
 
 class FirstRow(nn.Module):

@@ -149,7 +149,7 @@ def _process_context() -> BaseContext:
         return get_context("spawn")
     context = get_context("forkserver")
     of_benchmark = [name for name in sys.modules if name.startswith(f"{__package__}.")]
-    imported = [name for name in OPTIONAL if name in sys.modules]
+    imported = [name for name in OPTIONAL if sys.modules.get(name)]  # None: it cannot be imported
     context.set_forkserver_preload([*HEAVY, *imported, *of_benchmark])
     return context
 

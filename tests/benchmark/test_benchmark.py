@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
-from multiprocessing import active_children
+from multiprocessing import active_children, forkserver
 from pathlib import Path
 from typing import Any
 
@@ -874,6 +874,16 @@ def test_worker_processes_end_at_a_control_c(tmp_path: Path) -> None:
     assert "PROVISIONAL (stopped by Ctrl-C" in said
     assert (out / "index.html").is_file()
     assert gone(lambda: lives(process.pid))
+
+
+def test_worker_processes_import_nothing_that_cannot_be_imported_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchaudio", None)  # as encoders leave a broken one
+    executors._process_context()
+    server: Any = forkserver._forkserver
+    assert "torch" in server._preload_modules
+    assert "torchaudio" not in server._preload_modules
 
 
 @pytest.mark.slow

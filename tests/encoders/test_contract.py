@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fusionzoo import FusionModel, create_model
 from fusionzoo.encoders import ENCODERS
+from fusionzoo.errors import FusionZooError
 from fusionzoo.testing.encoders import CHECKS, maker
+from fusionzoo.tools.export.graph import check, trace
 from helpers import tiny_models as tiny
 
 # What an entry is built with: a small model of its family, without weights from a hub.
@@ -83,6 +87,8 @@ SLOW = [
     "hf-video, VideoPrism",
 ]
 
+NO_GRAPH = {f"hf-sequence, {x}": "TimesFM reads whole patches" for x in ("TimesFM", "TimesFM 2.5")}
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -115,10 +121,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize(
-    "variant",
-    [
+def variants(without: Collection[str] = ()) -> list[Any]:
+    """Return the parameters of a test, with the marks of those that are slow or need more."""
+    return [
         pytest.param(
             x,
             marks=[pytest.mark.slow] * (x in SLOW)
@@ -126,8 +131,32 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             + OPEN_CLIP * ("open_clip" in x),
         )
         for x in VARIANTS
-    ],
-)
+        if x not in without
+    ]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("variant", variants())
 def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
     target, settings = VARIANTS[variant]
     CHECKS[check](maker(target.format(**folders), settings))
+
+
+@pytest.mark.parametrize("variant", variants(without=NO_GRAPH))
+def test_its_graph_keeps_the_numbers_of_rows_and_tokens_free(
+    variant: str, folders: dict[str, Path]
+) -> None:
+    model = model_with(variant, folders)
+    check(model, trace(model).program.module(), "the graph")
+
+
+@pytest.mark.parametrize("variant", NO_GRAPH)
+def test_what_no_graph_can_hold_is_one_clear_error(variant: str, folders: dict[str, Path]) -> None:
+    with pytest.raises(FusionZooError, match=NO_GRAPH[variant]):
+        trace(model_with(variant, folders))
+
+
+def model_with(variant: str, folders: Mapping[str, Path]) -> FusionModel:
+    target, settings = VARIANTS[variant]
+    encoder = maker(target.format(**folders), settings)()
+    return create_model("concat", {encoder.kind: encoder}, 5, dim=16).eval()
