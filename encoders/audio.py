@@ -482,6 +482,8 @@ class Conformer(Encoder):
         return mean_pooled(*run_by_length(inputs["lengths"], self._run, inputs["wave"]))
 
     def _run(self, wave: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            raise FusionZooError("torchaudio's Conformer reads its lengths, which no graph knows")
         frames = rearrange(self.project(self.mel(wave / PEAK)), "b d t -> b t d")
         lengths = torch.full((frames.shape[0],), frames.shape[1], device=frames.device)
         tokens: Tensor = self.conformer(frames, lengths)[0]

@@ -87,7 +87,10 @@ SLOW = [
     "hf-video, VideoPrism",
 ]
 
-NO_GRAPH = {f"hf-sequence, {x}": "TimesFM reads whole patches" for x in ("TimesFM", "TimesFM 2.5")}
+NO_GRAPH = {
+    **{f"hf-sequence, {x}": "TimesFM reads whole patches" for x in ("TimesFM", "TimesFM 2.5")},
+    "torchaudio/conformer": "Conformer reads its lengths",
+}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def variants(without: Collection[str] = ()) -> list[Any]:
+def marked(names: Collection[str]) -> list[Any]:
     """Return the parameters of a test, with the marks of those that are slow or need more."""
     return [
         pytest.param(
@@ -130,19 +133,18 @@ def variants(without: Collection[str] = ()) -> list[Any]:
             + TORCHAUDIO * ("torchaudio" in x)
             + OPEN_CLIP * ("open_clip" in x),
         )
-        for x in VARIANTS
-        if x not in without
+        for x in names
     ]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("variant", marked(VARIANTS))
 def test_contract(check: str, variant: str, folders: dict[str, Path]) -> None:
     target, settings = VARIANTS[variant]
     CHECKS[check](maker(target.format(**folders), settings))
 
 
-@pytest.mark.parametrize("variant", variants(without=NO_GRAPH))
+@pytest.mark.parametrize("variant", marked([x for x in VARIANTS if x not in NO_GRAPH]))
 def test_its_graph_keeps_the_numbers_of_rows_and_tokens_free(
     variant: str, folders: dict[str, Path]
 ) -> None:
@@ -150,7 +152,7 @@ def test_its_graph_keeps_the_numbers_of_rows_and_tokens_free(
     check(model, trace(model).program.module(), "the graph")
 
 
-@pytest.mark.parametrize("variant", NO_GRAPH)
+@pytest.mark.parametrize("variant", marked(NO_GRAPH))
 def test_what_no_graph_can_hold_is_one_clear_error(variant: str, folders: dict[str, Path]) -> None:
     with pytest.raises(FusionZooError, match=NO_GRAPH[variant]):
         trace(model_with(variant, folders))
