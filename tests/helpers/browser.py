@@ -68,18 +68,17 @@ def browser(chromium: str) -> Iterator[Browser]:
 
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr is not None
-            ports = (re.search(r"ws://[^/]+:(\d+)/", line) for line in process.stderr)
-            port = next(found[1] for found in ports if found)
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-                tab = next(x for x in json.load(answer) if x["type"] == "page")
-            with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
-                yield Browser(socket)
-        finally:
-            process.terminate()
-            process.wait()
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                ports = (re.search(r"ws://[^/]+:(\d+)/", line) for line in process.stderr)
+                port = next(found[1] for found in ports if found)
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+                    tab = next(x for x in json.load(answer) if x["type"] == "page")
+                with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+                    yield Browser(socket)
+            finally:
+                process.terminate()
 
 
 class _Silent(SimpleHTTPRequestHandler):
@@ -90,12 +89,13 @@ class _Silent(SimpleHTTPRequestHandler):
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve a folder of static files; yield its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
+    handler = partial(_Silent, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
 
 
 def as_script(sample: Mapping[str, str]) -> str:
