@@ -391,6 +391,7 @@ def _list_cache(_: argparse.Namespace) -> None:
         if entry.metadata is not None:
             about = entry.metadata["description"]
             how = " ".join(map(str, about.get("corruption", []))) or f"view {about.get('view', 0)}"
+            how += ", unfinished" * ("unfinished_from" in about)
             shape = " x ".join(map(str, entry.metadata["arrays"]["pooled"][1]))
             encoder = about["encoder"].get("name", "-")
             what = (about["data"], about["modality"], encoder, how, shape)

@@ -24,8 +24,8 @@ from fusionzoo.datasets import Collate
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache as cache_module
-from fusionzoo.features.cache import FeatureCache, feature_cache, load_features
-from fusionzoo.features.encode import StoredFeatures, describe, encode, key_of
+from fusionzoo.features.cache import CachedParts, FeatureCache, feature_cache, load_features
+from fusionzoo.features.encode import Parts, StoredFeatures, describe, encode, key_of
 from fusionzoo.model import encode_rows
 from fusionzoo.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
@@ -55,7 +55,7 @@ def test_cached_features_equal_the_encoders(modality: str, tmp_path: Path) -> No
     encoder, dataset = build(modality), some()
     description = describe(encoder, dataset)
     cache = FeatureCache(tmp_path)
-    stored = cache.get(description, lambda: encode(encoder, dataset, batch_size=7))
+    stored = cache.get(description, lambda _: encode(encoder, dataset, batch_size=7))
     rows = torch.tensor([3, 0, 17, 39, 17])
     cached = stored.take(rows)
     batch = Collate({modality: encoder.processor(False)})([dataset[row] for row in rows.tolist()])
@@ -73,13 +73,60 @@ def test_cached_features_equal_the_encoders(modality: str, tmp_path: Path) -> No
 def test_a_warm_cache_computes_nothing(tmp_path: Path) -> None:
     encoder, dataset = build("text"), some()
     description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
-    cache.get(description, lambda: encode(encoder, dataset))
+    cache.get(description, lambda _: encode(encoder, dataset))
 
-    def never() -> StoredFeatures:
+    def never(_: object) -> StoredFeatures:
         raise AssertionError("computed again")
 
     stored = cache.get(description, never)
     assert len(stored.pooled) == 40
+
+
+class Stopped(Exception):
+    """What a user's Ctrl-C or a time limit raises."""
+
+
+def test_an_encoding_that_is_stopped_goes_on_and_ends_with_the_same_features(
+    tmp_path: Path,
+) -> None:
+    encoder, dataset = build("text"), some()
+    description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
+    sizes: list[int] = []
+
+    def stop_at_every_second_batch(features: Features) -> None:
+        sizes.append(len(features.pooled))
+        if len(sizes) % 2 == 0:
+            raise Stopped
+
+    def compute(parts: Parts) -> StoredFeatures:
+        watch = stop_at_every_second_batch
+        return encode(encoder, dataset, batch_size=7, after_batch=watch, parts=parts)
+
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            cache.get(description, compute)
+        assert cache.load(description) is None
+    assert len(list(cache.entries())) == 2
+    stored, whole = cache.get(description, compute), encode(encoder, dataset, batch_size=7)
+    assert sum(sizes) == int(whole.present.sum())
+    assert all(torch.equal(x, y) for x, y in zip(stored, whole, strict=True))
+    assert [entry.key for entry in cache.entries()] == [key_of(description)]
+
+
+def test_what_is_encoded_is_stored_while_the_rest_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed raises nothing."""
+    monkeypatch.setattr("fusionzoo.features.encode.SAVE_EVERY", -1.0)
+    encoder, dataset = build("text"), some(missing=0.0)
+    parts = CachedParts(FeatureCache(tmp_path), describe(encoder, dataset))
+    stored: list[int] = []
+
+    def count(_: Features) -> None:
+        stored.append(sum(len(part.pooled) for part in parts.load()))
+
+    encode(encoder, dataset, batch_size=15, after_batch=count, parts=parts)
+    assert stored == [15, 30, 40]
 
 
 def test_the_key_follows_weights_preprocessing_and_data() -> None:
@@ -115,11 +162,11 @@ def test_a_damaged_entry_is_computed_again(
 ) -> None:
     encoder, dataset = build("text"), some()
     description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
-    cache.get(description, lambda: encode(encoder, dataset))
+    cache.get(description, lambda _: encode(encoder, dataset))
     path = tmp_path / key_of(description) / "tokens.bin"
     path.write_bytes(path.read_bytes()[:-5])
     assert cache.load(description) is None
-    again = cache.get(description, lambda: encode(encoder, dataset))
+    again = cache.get(description, lambda _: encode(encoder, dataset))
     assert "damaged" in capsys.readouterr().out
     assert torch.equal(again.tokens, encode(encoder, dataset).tokens)
 
@@ -194,7 +241,7 @@ def test_damage_of_any_kind_is_said_in_a_line_and_computed_again(
     monkeypatch.setattr("fusionzoo.features.cache._mapped", {})  # as in another process
     main(["cache", "list"])
     assert "1 entries" in capsys.readouterr().out
-    again = cache.get(ENTRY, lambda: stored)
+    again = cache.get(ENTRY, lambda _: stored)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1
     assert said[0].startswith(f"warning: {folder}")
@@ -259,7 +306,7 @@ def test_processes_go_on_while_another_one_prunes(tmp_path: Path) -> None:
             status = 1
             try:
                 for number in range(150):
-                    found = cache.get({**ENTRY, "view": number % 2}, lambda: stored)
+                    found = cache.get({**ENTRY, "view": number % 2}, lambda _: stored)
                     assert found.tokens.equal(stored.tokens)
                 status = 0
             finally:

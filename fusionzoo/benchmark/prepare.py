@@ -257,7 +257,12 @@ def freeze_all(
 
 
 def store_all(
-    bench: Bench, dataset: PairedDataset, frozen: Encoders, tokens: bool, progress: bool = True
+    bench: Bench,
+    dataset: PairedDataset,
+    frozen: Encoders,
+    tokens: bool,
+    progress: bool = True,
+    deadline: float = math.inf,
 ) -> dict[str, Description]:
     """Encode what is not in the cache, every view of it; return the entries, but for the view."""
     descriptions = {
@@ -267,7 +272,7 @@ def store_all(
     for name, encoder in frozen.items():
         for view in range(views):
             description = {**descriptions[name], "view": view}
-            store_features(bench, dataset, encoder, description, progress)
+            store_features(bench, dataset, encoder, description, progress, deadline)
     return descriptions
 
 
@@ -286,11 +291,15 @@ def store_features(
     encoder: Encoder,
     description: Description,
     progress: bool = True,
+    deadline: float = math.inf,
 ) -> None:
-    """Encode a data set, unless its features are in the cache."""
+    """Encode a data set, unless its features are in the cache.
+
+    After `deadline`, OutOfTimeError: the next call goes on after the last batch.
+    """
     feature_cache().get(
         description,
-        lambda: encode(
+        lambda parts: encode(
             encoder,
             dataset,
             num_workers=loader_workers(bench.cfg),
@@ -298,7 +307,9 @@ def store_features(
             dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
             view=description.get("view", 0),
             device=device_of(bench.cfg),
+            after_batch=lambda _: check_time(deadline),
             progress=progress,
+            parts=parts,
         ),
     )
 
@@ -516,7 +527,7 @@ def _encode_folds(
         frozen, trained_here = freeze_all(bench, dataset, number, encoders)
         for name, how in trained_here.items():
             trained.setdefault(name, []).append(how)
-        descriptions = store_all(bench, dataset, frozen, tokens)
+        descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
         fold_of_encoders = bench, dataset, number, frozen, descriptions
         corrupted.append(describe_corrupted(*fold_of_encoders))

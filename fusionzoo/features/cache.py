@@ -110,11 +110,15 @@ class FeatureCache:
         return written[1]
 
     def get(
-        self, description: Mapping[str, Any], compute: Callable[[], StoredFeatures]
+        self, description: Mapping[str, Any], compute: Callable[[CachedParts], StoredFeatures]
     ) -> StoredFeatures:
-        """Load an entry, or compute and save it."""
-        stored = self.load(description)
-        return self.save(description, compute()) if stored is None else stored
+        """Load an entry, or compute and save it; `compute` gets the entry's unfinished parts."""
+        if (stored := self.load(description)) is not None:
+            return stored
+        parts = CachedParts(self, description)
+        stored = self.save(description, compute(parts))
+        parts.remove()
+        return stored
 
     def entries(self) -> Iterator[CacheEntry]:
         """Yield all entries, the most recently used first."""
@@ -152,6 +156,12 @@ class FeatureCache:
                 kept_bytes += entry.size
         return freed
 
+    def remove(self, description: Mapping[str, Any]) -> None:
+        """Remove an entry, if there is one, and let go of its memory."""
+        folder = self.root / key_of(description)
+        _mapped.pop(folder, None)
+        self._remove(folder)
+
     def _remove(self, path: Path) -> int:
         """Remove an entry, whatever it is, at once; return its bytes if this process did."""
         removed = self._temporary(path.name.partition(PART)[0])
@@ -168,6 +178,36 @@ class FeatureCache:
 
     def _temporary(self, key: str) -> Path:
         return self.root / f"{key}{PART}{uuid4().hex[:12]}"
+
+
+class CachedParts:
+    """What is encoded of an entry that is not complete: entries of their own, by their first
+    sample's number."""
+
+    def __init__(self, cache: FeatureCache, description: Mapping[str, Any]) -> None:
+        self.cache, self.description = cache, description
+
+    def load(self) -> Iterator[StoredFeatures]:
+        """Yield the parts, from the first sample on without a gap."""
+        start = 0
+        while (part := self.cache.load(self._describe(start))) is not None:
+            yield part
+            start += len(part.pooled)
+
+    def save(self, start: int, part: StoredFeatures) -> None:
+        """Store a part; where that fails, nothing is lost but time."""
+        with suppress(FusionZooError):
+            self.cache.save(self._describe(start), part)
+
+    def remove(self) -> None:
+        """Remove all parts."""
+        start = 0
+        for part in self.load():
+            self.cache.remove(self._describe(start))
+            start += len(part.pooled)
+
+    def _describe(self, start: int) -> dict[str, Any]:
+        return {**self.description, "unfinished_from": start}
 
 
 def _write_entry(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from fusionzoo.structures import Audio, Batch, Features
 
 FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
 LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
+SAVE_EVERY = 60.0  # seconds of encoding after which what is encoded so far is stored
 
 
 class StoredFeatures(NamedTuple):
@@ -72,6 +75,18 @@ class StoredFeatures(NamedTuple):
         return StoredFeatures(self.pooled[rows], self.tokens[index], offsets)
 
 
+class Parts(Protocol):
+    """Where an encoding that is not finished keeps features, in the order of encoding."""
+
+    def load(self) -> Iterator[StoredFeatures]:
+        """Yield what is stored, from the first sample on without a gap."""
+        ...
+
+    def save(self, start: int, part: StoredFeatures) -> None:
+        """Store the features of the samples from number `start` on."""
+        ...
+
+
 @torch.no_grad()
 def encode(
     encoder: Encoder,
@@ -87,6 +102,7 @@ def encode(
     processor: Processor | None = None,
     after_batch: Callable[[Features], None] | None = None,
     progress: bool = True,
+    parts: Parts | None = None,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
@@ -94,39 +110,89 @@ def encode(
     its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
     first; `after_batch` is called with the features of each batch. `amp` is the precision of
     autocast, and `processor` stands in for the encoder's. The global generators stay as they are.
+    With `parts`, what a call that was stopped had encoded is not encoded again.
     """
     name, device = encoder.modality, device or torch.device("cpu")
     samples = dataset.only(name)
-    collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
-    loader = _longest_first(samples, collate, batch_size, view, num_workers)
+    order = samples.by_length()
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
-    pooled = torch.zeros(len(samples), encoder.dim, dtype=dtype)
-    tokens = [torch.zeros(0, encoder.dim, dtype=dtype)] * len(samples)
+    encoded = _Encoded(order, torch.zeros(len(samples), encoder.dim, dtype=dtype), parts)
+    collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
+    loader = _load(samples, order[encoded.done :], collate, batch_size, view, num_workers)
     encoder = encoder.to(device).eval()
     desc = f"encode {name}" + (f", view {view}" if view else "")
-    bar = progress_bar(total=len(samples), desc=desc, unit="sample", disable=not progress)
-    for batch in loader:
-        present = batch.present[:, 0].tolist()
-        ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
-        if ids:
-            features = _encode_present(encoder, batch, device, amp)
-            for sample_id, own_tokens, mask, vector in zip(ids, *features, strict=True):
-                pooled[row_of[sample_id]] = vector
-                tokens[row_of[sample_id]] = shorten(own_tokens[mask], max_tokens).to(dtype)
-            if after_batch is not None:
+    hidden = {"disable": not progress, "initial": encoded.done}
+    with progress_bar(total=len(samples), desc=desc, unit="sample", **hidden) as bar, encoded:
+        for batch in loader:
+            present = batch.present[:, 0].tolist()
+            ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
+            if ids:
+                features = _encode_present(encoder, batch, device, amp)
+                for sample_id, tokens, mask, vector in zip(ids, *features, strict=True):
+                    encoded.put(row_of[sample_id], vector, shorten(tokens[mask], max_tokens))
+            bar.update(len(batch.ids))
+            encoded.count(len(batch.ids))
+            if ids and after_batch is not None:
                 after_batch(features)
-        bar.update(len(batch.ids))
-    bar.close()
     _warn_of_failures(samples, name)
-    offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
-    return StoredFeatures(pooled, torch.cat(tokens), offsets)
+    return encoded.take(range(len(samples)))
 
 
-def _longest_first(
-    samples: PairedDataset, collate: Collate, batch_size: int, view: int, num_workers: int
+class _Encoded:
+    """Features of samples as they are encoded; what an exception stops is stored.
+
+    Shapes: pooled (N, D), zeros to begin with.
+    """
+
+    def __init__(self, order: Sequence[int], pooled: Tensor, parts: Parts | None) -> None:
+        self.order, self.pooled, self.parts = order, pooled, parts
+        self.tokens = [pooled[:0]] * len(pooled)
+        self.done, self.saved_at = 0, time.monotonic()
+        for part in () if parts is None else parts.load():
+            for place, (start, stop) in enumerate(pairwise(part.offsets.tolist())):
+                row = order[self.done + place]
+                self.put(row, part.pooled[place], part.tokens[start:stop])
+            self.done += len(part.pooled)
+        self.saved = self.done
+
+    def put(self, row: int, pooled: Tensor, tokens: Tensor) -> None:
+        self.pooled[row] = pooled
+        self.tokens[row] = tokens.to(self.pooled.dtype)
+
+    def count(self, samples: int) -> None:
+        """Say that this many more samples are encoded; they are stored if it is time."""
+        self.done += samples
+        if time.monotonic() - self.saved_at > SAVE_EVERY:
+            self._save()
+
+    def _save(self) -> None:
+        if self.parts is not None and self.done > self.saved:
+            self.parts.save(self.saved, self.take(self.order[self.saved : self.done]))
+        self.saved, self.saved_at = self.done, time.monotonic()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, stopped_by: type[BaseException] | None, *_: object) -> None:
+        if stopped_by is not None:
+            self._save()
+
+    def take(self, rows: Sequence[int]) -> StoredFeatures:
+        """Return the features of some samples."""
+        tokens = [self.tokens[row] for row in rows]
+        offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
+        return StoredFeatures(self.pooled[list(rows)], torch.cat(tokens), offsets)
+
+
+def _load(
+    samples: PairedDataset,
+    order: Sequence[int],
+    collate: Collate,
+    batch_size: int,
+    view: int,
+    num_workers: int,
 ) -> DataLoader[Batch]:
-    """Load all samples, the longest first; those of a further view get a seed for augmentation."""
-    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in samples.by_length()]
+    """Load samples in this order; those of a further view get a seed for augmentation."""
+    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in order]
     batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     return make_loader(samples, batches, collate, num_workers=num_workers)
 

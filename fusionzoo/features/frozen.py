@@ -17,7 +17,7 @@ from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
-from fusionzoo.features.cache import feature_cache, load_features
+from fusionzoo.features.cache import CachedParts, feature_cache, load_features
 from fusionzoo.features.encode import StoredFeatures, describe, encode
 from fusionzoo.structures import Features
 
@@ -190,6 +190,7 @@ class Caching:
         """Encode and store; return what went wrong as ("error" or "skip", reason)."""
         if self.mode == "auto" and self.passes <= 1:
             return "skip", "the run passes over the data once only"
+        parts = CachedParts(feature_cache(), description)
         try:
             stored = encode(
                 encoder,
@@ -201,8 +202,10 @@ class Caching:
                 processor=SameInTraining(encoder.processor(False), encoder.loader_processor(True)),
                 after_batch=_Watch(self, encoder.dim, len(samples)),
                 progress=self.world.main,
+                parts=parts,
             )
         except NotCacheable as error:
+            parts.remove()
             # A loader process sends the text of its traceback, which ends with the reason.
             return "skip", str(error).strip().splitlines()[-1].rpartition("NotCacheable: ")[2]
         except FusionZooError as error:
@@ -211,6 +214,7 @@ class Caching:
             feature_cache().save(description, stored)
         except FusionZooError as error:
             return "skip" if self.mode == "auto" else "error", str(error)
+        parts.remove()
         return None
 
 

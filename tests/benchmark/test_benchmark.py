@@ -42,6 +42,7 @@ from fusionzoo.benchmark.report import page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache
+from fusionzoo.features.encode import key_of
 from fusionzoo.fusion import list_fusions
 from fusionzoo.scripts.benchmark import main
 from helpers.setup_benchmark import SMALL, small, wait
@@ -915,6 +916,21 @@ def test_another_engine_gives_the_same_tables(engine: str, tmp_path: Path) -> No
     for a, b in zip(leaderboards["here"], leaderboards[engine], strict=True):
         assert a["candidate"] == b["candidate"]
         assert math.isclose(a["accuracy"], b["accuracy"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_time_limit_stops_an_encoding_that_goes_on_where_it_was(tmp_path: Path) -> None:
+    bench, dataset = setup.open_bench(small(tmp_path))
+    encoders = prepare.build_encoders(bench.cfg, dataset)
+    with pytest.raises(executors.OutOfTimeError):
+        prepare.store_all(bench, dataset, encoders, True, deadline=time.monotonic())
+    (part,) = cache.feature_cache().entries()
+    assert part.metadata is not None
+    assert part.metadata["description"]["unfinished_from"] == 0
+    assert part.metadata["arrays"]["pooled"][1] == [64, 8]
+    descriptions = prepare.store_all(bench, dataset, encoders, True)
+    keys = {key_of({**x, "view": 0}) for x in descriptions.values()}
+    assert {entry.key for entry in cache.feature_cache().entries()} == keys
 
 
 def test_preparing_returns_a_new_bench_and_changes_none(tmp_path: Path) -> None:

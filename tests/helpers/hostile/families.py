@@ -301,7 +301,7 @@ def _damage(change: Callable[[Path], Any]) -> Callable[[Path], Any]:
         change(entry)
         list(cache.entries())
         cache.prune(keep_days=100)
-        again = cache.get(DESCRIPTION, _stored)
+        again = cache.get(DESCRIPTION, lambda _: _stored())
         for ours, expected in zip(again, whole, strict=True):
             assert torch.equal(torch.as_tensor(ours), torch.as_tensor(expected)), "wrong values"
 
