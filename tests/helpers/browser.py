@@ -98,11 +98,11 @@ def served(folder: Path) -> Iterator[str]:
             server.shutdown()
 
 
-def as_script(sample: Mapping[str, str]) -> str:
+def as_script(sample: Mapping[str, Any]) -> str:
     """Write a sample, whose files are named by their paths, as an object of JavaScript."""
     parts = []
     for name, value in sample.items():
-        if Path(value).is_file():
+        if isinstance(value, str) and Path(value).is_file():
             coded = base64.b64encode(Path(value).read_bytes()).decode()
             bytes_of = f'Uint8Array.from(atob("{coded}"), (x) => x.charCodeAt(0))'
             parts.append(f"{json.dumps(name)}: new File([{bytes_of}], {json.dumps(value)})")

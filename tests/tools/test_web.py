@@ -313,3 +313,49 @@ def test_a_browser_answers_raw_samples_as_the_model_does(
     record_property("probabilities_within", f"{off:.4f}")
     assert {urlparse(x).hostname for x in tab.requests} == {urlparse(address).hostname}
     assert tab.complaints == [] and same.mean() >= 0.97
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+def test_a_browser_reads_tables_vectors_and_sequences_as_the_model_does(tmp_path: Path) -> None:
+    age = {"name": "age", "mean": 40.0, "std": 12.0}
+    colour = {"name": "colour", "values": ["blue", "red", "yellow"]}
+    encoders = {
+        "table": {"name": "tabular/mlp", "columns": [age, colour]},
+        "scores": {"name": "vector/identity", "in_dim": 3},
+        "steps": {"name": "sequence/transformer", "in_dim": 2, "dim": 16},
+    }
+    torch.manual_seed(0)
+    model = create_model("concat", encoders, classes=["no", "yes", "perhaps"], dim=16).eval()
+    rows = [
+        {"age": 31.5, "colour": "red"},
+        {"age": None, "colour": "yellow"},
+        {"age": -7, "colour": None},
+        {"age": 1e6, "colour": "purple"},
+    ]
+    scores, steps = [0.5, -1.25, 3.0], [[0.1, 0.2], [-1.0, 2.0], [0.0, 4.0]]
+    asked: list[dict[str, Any]] = [{"table": row} for row in rows]
+    asked += [{"scores": scores}, {"steps": steps}, {"steps": steps[:1]}]
+    asked += [{"table": row, "scores": scores, "steps": steps} for row in rows]
+    export(model, tmp_path / "out", web=tmp_path / "page")
+    assert CHROMIUM is not None
+    with served(tmp_path / "page") as address, browser(CHROMIUM) as tab:
+        tab.open(address, 'document.body?.dataset.ready === "yes"')
+        for sample, expected in zip(asked, model.predict(asked), strict=True):
+            cells = sample.get("table", {})
+            filled = {name: cell for name, cell in cells.items() if cell is not None}
+            script = as_script({**sample, **({"table": filled} if cells else {})})
+            answer = tab.run(f'import("./page.js").then((page) => page.answer({script}))')
+            assert answer["target"] == pytest.approx(expected.probabilities, abs=1e-5), sample
+        field = 'document.querySelector("form fieldset:nth-of-type(KIND) INPUT")'
+        tab.run(f'{field.replace("KIND", "1").replace("INPUT", "input")}.value = "31.5"')
+        tab.run(f'{field.replace("KIND", "1").replace("INPUT", "select")}.value = "red"')
+        tab.run('document.querySelector("form button").click()')
+        shown = tab.run(
+            "new Promise((done) => { const look = () => { const shown ="
+            " document.querySelector('output').textContent; if (shown.startsWith('Give'))"
+            " setTimeout(look, 50); else done(shown); }; look(); })"
+        )
+    first = model.predict([{"table": rows[0]}])[0]
+    assert f"{first.label}{100 * max(first.probabilities.values()):.1f} %" in shown
+    assert tab.complaints == []
