@@ -25,7 +25,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache as cache_module
 from fusionzoo.features.cache import CachedParts, FeatureCache, feature_cache, load_features
-from fusionzoo.features.encode import Parts, StoredFeatures, describe, encode, key_of
+from fusionzoo.features.encode import PartStore, StoredFeatures, describe, encode, key_of
 from fusionzoo.model import encode_rows
 from fusionzoo.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
@@ -98,7 +98,7 @@ def test_an_encoding_that_is_stopped_goes_on_and_ends_with_the_same_features(
         if len(sizes) % 2 == 0:
             raise Stopped
 
-    def compute(parts: Parts) -> StoredFeatures:
+    def compute(parts: PartStore) -> StoredFeatures:
         watch = stop_at_every_second_batch
         return encode(encoder, dataset, batch_size=7, after_batch=watch, parts=parts)
 

@@ -75,7 +75,11 @@ class StoredFeatures(NamedTuple):
         return StoredFeatures(self.pooled[rows], self.tokens[index], offsets)
 
 
-class Parts(Protocol):
+class NotCacheable(Exception):
+    """Why the features of a frozen encoder cannot stand in for its inputs."""
+
+
+class PartStore(Protocol):
     """Where an encoding that is not finished keeps features, in the order of encoding."""
 
     def load(self) -> Iterator[StoredFeatures]:
@@ -102,7 +106,7 @@ def encode(
     processor: Processor | None = None,
     after_batch: Callable[[Features], None] | None = None,
     progress: bool = True,
-    parts: Parts | None = None,
+    parts: PartStore | None = None,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
@@ -121,8 +125,10 @@ def encode(
     loader = _load(samples, order[encoded.done :], collate, batch_size, view, num_workers)
     encoder = encoder.to(device).eval()
     desc = f"encode {name}" + (f", view {view}" if view else "")
-    hidden = {"disable": not progress, "initial": encoded.done}
-    with progress_bar(total=len(samples), desc=desc, unit="sample", **hidden) as bar, encoded:
+    bar = progress_bar(
+        total=len(samples), initial=encoded.done, desc=desc, unit="sample", disable=not progress
+    )
+    with bar, encoded:
         for batch in loader:
             present = batch.present[:, 0].tolist()
             ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
@@ -144,7 +150,7 @@ class _Encoded:
     Shapes: pooled (N, D), zeros to begin with.
     """
 
-    def __init__(self, order: Sequence[int], pooled: Tensor, parts: Parts | None) -> None:
+    def __init__(self, order: Sequence[int], pooled: Tensor, parts: PartStore | None) -> None:
         self.order, self.pooled, self.parts = order, pooled, parts
         self.tokens = [pooled[:0]] * len(pooled)
         self.done, self.saved_at = 0, time.monotonic()
@@ -173,7 +179,7 @@ class _Encoded:
     def __enter__(self) -> None: ...
 
     def __exit__(self, stopped_by: type[BaseException] | None, *_: object) -> None:
-        if stopped_by is not None:
+        if stopped_by is not None and not issubclass(stopped_by, NotCacheable):
             self._save()
 
     def take(self, rows: Sequence[int]) -> StoredFeatures:

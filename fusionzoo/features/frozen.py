@@ -18,17 +18,13 @@ from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import CachedParts, feature_cache, load_features
-from fusionzoo.features.encode import StoredFeatures, describe, encode
+from fusionzoo.features.encode import NotCacheable, StoredFeatures, describe, encode
 from fusionzoo.structures import Features
 
 HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
 MEMORY_SHARE = (
     4  # features may take up to 1 / MEMORY_SHARE of the memory, and half of the free disk
 )
-
-
-class NotCacheable(Exception):
-    """Why the features of a frozen encoder cannot stand in for its inputs."""
 
 
 class SameInTraining(Processor):
