@@ -450,14 +450,18 @@ def labelled(rows: int) -> fz.PairedDataset:
 # ---- raw samples in an environment that holds neither torch nor fusionzoo
 
 
-def fresh_python(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def fresh_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an environment with what the example needs and nothing else."""
+    folder = tmp_path_factory.mktemp("fresh")
+    python = folder / "bin" / "python"
     needed = ["numpy", "onnxruntime", "pillow", "soundfile", "tokenizers"]
     try:
-        subprocess.run(["uv", "venv", "-q", str(folder)], check=True, capture_output=True)
-        python = folder / "bin" / "python"
-        install = ["uv", "pip", "install", "-q", "--python", str(python), *needed]
-        subprocess.run(install, check=True, capture_output=True, timeout=300)
+        for command in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "-q", *needed],
+        ):
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"no fresh environment can be made here: {error}")
     for package in ("torch", "fusionzoo"):
@@ -495,17 +499,16 @@ def assert_the_example_agrees(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "stamps"])
 def test_a_fresh_environment_answers_raw_samples_as_the_model_does(
-    name: str, tmp_path: Path
+    name: str, fresh_python: Path, tmp_path: Path
 ) -> None:
     try:
         dataset = fz.create_dataset(name)
     except FusionZooError as error:
         pytest.skip(f"{name} is not here: {error}")
-    python = fresh_python(tmp_path / "fresh")
     config = {"config": "stamps"} if name == "stamps" else {"data": "digits"}
     run = fz.train(**config, epochs=1, out=tmp_path / "run")  # type: ignore[arg-type]
     model = run.model.to("cpu")
     out = export(model, tmp_path / "out")
     (tmp_path / "raw").mkdir()
     samples = raw_files(dataset.split("test"), tmp_path / "raw", 50)
-    assert_the_example_agrees(model, out, samples, python, tmp_path)
+    assert_the_example_agrees(model, out, samples, fresh_python, tmp_path)
