@@ -447,7 +447,6 @@ class Conformer(Encoder):
     """
 
     kind = "audio"
-    one_length = True
 
     def __init__(
         self,

@@ -161,9 +161,14 @@ class Whisper(Encoder):
         counts = -(-lengths // TOKEN)
         if torch.compiler.is_exporting():
             padded = self._run(wave, lengths)
-            return mean_pooled(padded, self._mask(padded, counts))
-        # Rows of similar length run together, as attention over padding takes time for nothing;
-        # with sharded weights, all processes must run the layers equally often.
+        else:
+            padded = self._run_similar(wave, lengths, counts)
+        mask = torch.arange(padded.shape[1], device=wave.device) < counts[:, None]
+        return mean_pooled(padded, mask)
+
+    def _run_similar(self, wave: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
+        """Run rows of similar length together, as attention over padding takes time for nothing."""
+        # With sharded weights, all processes must run the layers equally often.
         steps = torch.zeros_like(counts) if self.sharded else counts // STEP
         tokens: list[Tensor] = [torch.empty(0)] * wave.shape[0]
         for step in steps.unique():
@@ -174,13 +179,7 @@ class Whisper(Encoder):
                 rows.tolist(), counts[rows].tolist(), encoded, strict=True
             ):
                 tokens[row] = output[:count]
-        padded = pad_sequence(tokens, batch_first=True)
-        return mean_pooled(padded, self._mask(padded, counts))
-
-    @staticmethod
-    def _mask(tokens: Tensor, counts: Tensor) -> Tensor:
-        """Return which tokens are within the clip: (B, T, D), (B,) -> (B, T)."""
-        return torch.arange(tokens.shape[1], device=tokens.device) < counts[:, None]
+        return pad_sequence(tokens, batch_first=True)
 
     def _run(self, wave: Tensor, lengths: Tensor) -> Tensor:
         """Return tokens (B, T, D), of which those beyond a clip's end are padding."""

@@ -92,7 +92,6 @@ ENCODERS: dict[str, tuple[str, Any]] = {  # name in the table -> modality, setti
     "wrap_encoder": ("image", "wrapped"),
 }
 NOTES = {
-    "torchaudio/conformer": "rows of one length a batch",
     "torchaudio/* (WAV2VEC2_BASE)": "rows of one length a batch",
     "hf: wav2vec 2.0": "rows of one length a batch; prepared by transformers",
     "hf-clip: CLAP's audio tower": "prepared by transformers",

@@ -37,6 +37,10 @@ class Browser:
     def open(self, url: str, ready: str, seconds: float = 120) -> None:
         """Open a page and wait until an expression is true."""
         self._call("Page.navigate", url=url)
+        self.wait(ready, seconds)
+
+    def wait(self, ready: str, seconds: float = 120) -> None:
+        """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while self.run(ready) is not True:
             assert time.monotonic() < end, self.complaints

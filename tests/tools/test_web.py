@@ -347,15 +347,12 @@ def test_a_browser_reads_tables_vectors_and_sequences_as_the_model_does(tmp_path
             script = as_script({**sample, **({"table": filled} if cells else {})})
             answer = tab.run(f'import("./page.js").then((page) => page.answer({script}))')
             assert answer["target"] == pytest.approx(expected.probabilities, abs=1e-5), sample
-        field = 'document.querySelector("form fieldset:nth-of-type(KIND) INPUT")'
-        tab.run(f'{field.replace("KIND", "1").replace("INPUT", "input")}.value = "31.5"')
-        tab.run(f'{field.replace("KIND", "1").replace("INPUT", "select")}.value = "red"')
+        tab.run('document.querySelector("form input").value = "31.5"')
+        tab.run('document.querySelector("form select").value = "red"')
         tab.run('document.querySelector("form button").click()')
-        shown = tab.run(
-            "new Promise((done) => { const look = () => { const shown ="
-            " document.querySelector('output').textContent; if (shown.startsWith('Give'))"
-            " setTimeout(look, 50); else done(shown); }; look(); })"
-        )
+        output = 'document.querySelector("output").textContent'
+        tab.wait(f'!{output}.startsWith("Give")')
+        shown = tab.run(output)
     first = model.predict([{"table": rows[0]}])[0]
     assert f"{first.label}{100 * max(first.probabilities.values()):.1f} %" in shown
     assert tab.complaints == []
