@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import mmap
+import os
 from pathlib import Path
 
 # From glibc's malloc.h.
@@ -15,6 +15,11 @@ STATM = Path("/proc/self/statm")
 LARGEST = 2**30  # bytes: glibc's own limit is 32 MiB, and a batch's activations are larger
 
 
+def _c_library() -> ctypes.CDLL | None:
+    """Return the C library of this process (`find_library` would start ldconfig to search it)."""
+    return ctypes.CDLL(None) if os.name == "posix" else None
+
+
 def keep_freed_memory() -> bool:
     """Let glibc reuse large blocks; return whether that succeeded.
 
@@ -22,8 +27,7 @@ def keep_freed_memory() -> bool:
     convolution on a CPU costs thousands of page faults: a frozen encoder of images is 3.2 times
     as fast with it (results/LOG.md). No effect without glibc (macOS, musl).
     """
-    name = ctypes.util.find_library("c")
-    mallopt = getattr(ctypes.CDLL(name), "mallopt", None) if name else None
+    mallopt = getattr(_c_library(), "mallopt", None)
     if mallopt is None:
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
@@ -40,8 +44,7 @@ class Heap:
     """
 
     def __init__(self) -> None:
-        name = ctypes.util.find_library("c")
-        self._libc = ctypes.CDLL(name) if name else None
+        self._libc = _c_library()
         self._supported = hasattr(self._libc, "malloc_trim") and STATM.is_file()
         self._floor: int | None = None  # resident bytes right after the last trim
         self._usual: int | None = None  # resident bytes that the first batch after it added
