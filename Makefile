@@ -1,16 +1,20 @@
-.PHONY: check test slow nightly golden docs same results site release-check
+.PHONY: check test slow nightly nightly-status golden docs same results site release-check night-passed release-steps
 
-check:  ## lint, format, types, and the structure of the code (tests/test_layout.py)
-	ruff check . && ruff format --check . && mypy && pyright && pytest -q -n 0 tests/test_layout.py
+check:  ## lint, format, types, and the structure and names of the code; two minutes
+	ruff check . && ruff format --check . && mypy && pyright && pytest -q tests/test_layout.py tests/test_names.py
 
-test:  ## the fast suite
+test:  ## the fast suite; eight minutes
 	pytest
 
-slow:  ## what CI runs after it
+slow:  ## all slow tests; half an hour
 	pytest -m "(slow or needs) and not nightly"
 
-nightly:  ## measurements and sweeps, one at a time; results/nightly.csv keeps what each last showed
-	pytest -m nightly -n 0 -o faulthandler_timeout=3700 --record results/nightly.csv
+MINUTES ?= 20
+nightly:  ## everything that .ci/run leaves out, in parts of MINUTES, the most due first; kept in results/nightly.csv
+	cd tests && python -m helpers.nightly run --minutes $(MINUTES)
+
+nightly-status:  ## say what of it has not passed since which commit
+	cd tests && python -m helpers.nightly status
 
 docs:  ## write docs/zoo.md, docs/balance.md, their pages and what `fusionzoo zoo` shows from the registries, and the figures in docs/which.md from results/
 	python docs/make.py
@@ -30,8 +34,13 @@ results:  ## say which tables in results/ are older than their code; rerun some:
 	python tests/helpers/results.py $(ARGS)
 
 TAG ?= $(shell git tag --points-at HEAD 2>/dev/null | head -n 1)
-release-check: export OFFLINE = 1
-release-check:  ## run the steps of a release as far as no network is needed, with this environment's libraries
+release-check: night-passed release-steps  ## refuse where the night failed or is a week old; run the steps of a release as far as no network is needed, with this environment's libraries
+
+night-passed:
+	cd tests && python -m helpers.nightly status --check
+
+release-steps: export OFFLINE = 1
+release-steps:
 	.ci/release version $(TAG)
 	rm -rf dist && .ci/release build dist
 	.ci/release try dist/*.whl

@@ -17,30 +17,41 @@ import pytest
 import torch
 
 from fusionzoo import plugins
+from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from helpers.leftovers import ended_with
-from helpers.nightly import record
+from helpers.nightly import BY_NAME, record
 
 plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that `make nightly` uses."""
+    """Add the options that helpers/nightly.py uses."""
+    parser.addoption("--only", type=Path, help="file that names the tests, or files, to run")
     parser.addoption("--record", type=Path, help="CSV file in which results and figures are kept")
+    parser.addoption("--part", default="nightly", help="the part of the night that this is")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Record what ran, if asked to."""
-    if path := terminalreporter.config.getoption("--record"):
-        stats = terminalreporter.stats
-        reports = [x for kind in ("passed", "failed", "error") for x in stats.get(kind, ())]
-        record([x for x in reports if x.when == "call" or x.failed], path)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode
+) -> None:
+    """Record what ran, if asked to; a file of which only some tests ran has no row."""
+    config = terminalreporter.config
+    part = BY_NAME[config.getoption("--part")]
+    if (path := config.getoption("--record")) and not (
+        part.by_file and exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    ):
+        kinds = ("", "passed", "failed", "error", "skipped", "xfailed")
+        record([x for kind in kinds for x in terminalreporter.stats.get(kind, ())], path, part)
 
 
 LIMITS = {"slow": 600, "nightly": 3600}  # s; 120 for all others
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test the time limit of its tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that `--only` names, and give each the time limit of its tier."""
+    if only := config.getoption("--only"):
+        names = set(only.read_text(encoding="utf-8").splitlines())
+        items[:] = [x for x in items if names & {x.nodeid, x.nodeid.partition("::")[0]}]
     for item in items:
         for tier, seconds in LIMITS.items():
             if item.get_closest_marker(tier):
@@ -48,7 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked `needs(module)` where the module is not installed."""
+    """Skip a test marked `needs(module)` where the module is not installed, or `torchaudio` where
+    it cannot be imported."""
+    if item.get_closest_marker("torchaudio") and torchaudio_or_none() is None:
+        pytest.skip("torchaudio cannot be imported beside this torch")
     for marker in item.iter_markers("needs"):
         if find_spec(marker.args[0]) is None:
             extra = marker.kwargs.get("extra", "all")

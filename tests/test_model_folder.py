@@ -21,7 +21,6 @@ from fusionzoo.loading import _check_finite
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.model_folder import files_of_model, write_digests
 from fusionzoo.targets import Level, Number, OneOf
-from helpers.tiny_models import needs_torchaudio
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
@@ -101,7 +100,7 @@ CASES = [
     ("stats", "audio"),
     pytest.param("image", "image", marks=pytest.mark.slow),
     pytest.param("audio", "audio", marks=pytest.mark.slow),
-    pytest.param("conformer", "audio", marks=[pytest.mark.slow, needs_torchaudio]),
+    pytest.param("conformer", "audio", marks=[pytest.mark.slow, pytest.mark.torchaudio]),
 ]
 
 

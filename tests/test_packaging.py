@@ -197,3 +197,14 @@ def test_an_sdist_holds_the_scripts_and_no_tests_and_builds_a_whole_wheel(
     assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"} <= names
     assert not {"tests", "results", "perf", "notebooks", ".ci"} & names
     assert contents(build("wheel", top, build_env, tmp_path / "wheel")) == package_files()
+
+
+@pytest.mark.nightly
+def test_pip_installs_every_extra_in_a_fresh_environment(tmp_path: Path) -> None:
+    """`.ci/run` installs the extras with uv."""
+    checkout = copy_checkout(tmp_path / "checkout", links=True)
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", "-e", f"{checkout}[all,loops]", cwd=tmp_path)
+    run(python, "-m", "pip", "check", cwd=tmp_path)
+    assert "gmu" in run(python, "-m", "fusionzoo", "zoo", cwd=tmp_path)

@@ -69,7 +69,7 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 16,
 }
-TORCHAUDIO = [tiny.needs_torchaudio]
+TORCHAUDIO = [pytest.mark.torchaudio]
 OPEN_CLIP = [pytest.mark.needs("open_clip", extra="open-clip")]
 SLOW = [
     "torchaudio",  # no bundle is small

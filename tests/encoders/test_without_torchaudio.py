@@ -16,7 +16,6 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.audio import SILENCE, LogMel
 from fusionzoo.resampling import resampler
-from helpers.tiny_models import needs_torchaudio
 
 # Of torchaudio 2.11.0 with torch 2.11.0 on `chirp`: every 997th sample at the new rate of
 # `transforms.Resample`, and every 499th power of `transforms.MelSpectrogram`.
@@ -58,14 +57,14 @@ def test_log_mel_equals_what_torchaudio_computed(setting: tuple[int, int, float,
     assert (ours - recorded).abs().max() < 1e-4 * recorded.max()
 
 
-@needs_torchaudio
+@pytest.mark.torchaudio
 @pytest.mark.parametrize("rate", RATES)
 def test_resampling_has_the_bits_of_torchaudio(rate: int) -> None:
     resample = torchaudio_or_none().transforms.Resample(rate, 16_000)
     assert torch.equal(resampler(rate, 16_000)(chirp(rate)), resample(chirp(rate)))
 
 
-@needs_torchaudio
+@pytest.mark.torchaudio
 @pytest.mark.parametrize("setting", MELS, ids=str)
 def test_log_mel_has_the_bits_of_torchaudio(setting: tuple[int, int, float, float]) -> None:
     rate, num_mels = setting[:2]

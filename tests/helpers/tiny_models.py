@@ -6,14 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from fusionzoo.encoders._torchaudio import torchaudio_or_none
-
-needs_torchaudio = pytest.mark.skipif(
-    torchaudio_or_none() is None, reason="torchaudio cannot be imported beside this torch"
-)
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "a", "cat", "line", "longer", "much", "red", "text", "to"]
 SMALL = {
     "hidden_size": 16,
