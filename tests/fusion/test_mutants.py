@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 
 import pytest
@@ -183,23 +183,21 @@ CHECKS = SUITES["fusion"]().checks
 QUICK = [name for name in CHECKS if "compiles" not in name]
 
 
-def failures(make: Callable[..., Fusion]) -> list[str]:
-    found = []
+def failures(make: Callable[..., Fusion]) -> Iterator[str]:
     for name in QUICK:
         try:
             CHECKS[name](make)
         except (AssertionError, RuntimeError):
-            found.append(name)
-    return found
+            yield name
 
 
 def test_the_sound_one_passes() -> None:
-    assert failures(Sound) == []
+    assert list(failures(Sound)) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
 def test_the_broken_one_is_caught(mutant: Callable[..., Fusion]) -> None:
-    assert failures(mutant)
+    assert any(failures(mutant))  # the first is enough
 
 
 @pytest.mark.parametrize(
