@@ -408,7 +408,7 @@ def panel_grid(
 
 
 def finish(figure: Any, x: str | None = None, y: str | None = None) -> Any:
-    """Label the outer axes and put one legend above all panels."""
+    """Label the outer axes, break long titles and labels, and put one legend above all panels."""
     panels = [axes for axes in figure.axes if axes.get_visible()]
     handles: dict[str, Any] = {}
     columns = figure.axes[0].get_gridspec().ncols
@@ -419,6 +419,9 @@ def finish(figure: Any, x: str | None = None, y: str | None = None) -> Any:
     for axes in panels:
         if y and axes.get_subplotspec().is_first_col():
             axes.set_ylabel(metric_name(y))
+        longest = 2 * LABEL // columns
+        axes.set_title(break_name(axes.get_title(), longest))
+        axes.set_xlabel(break_name(axes.get_xlabel(), longest))
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
     figure.tight_layout()
@@ -446,7 +449,7 @@ def intervals(lines: Sequence[Mapping[str, Any]], single: float | None, metric: 
     """Draw the score and its interval over seeds, a row per candidate, the best on top."""
     figure, axes = row_axes([line["candidate"] for line in lines])
     places = axes.get_yticks()
-    scores = [line[metric] for line in lines]
+    scores = [line[metric] for line in lines if not math.isnan(line[metric])] or [0.0]
     left = min(scores) - 0.1 * (max(scores) - min(scores) or 0.1)
     right = 1.0 if metric_named(metric).share else math.inf
     for place, line in zip(places, lines, strict=True):
@@ -455,7 +458,7 @@ def intervals(lines: Sequence[Mapping[str, Any]], single: float | None, metric: 
             ends = np.clip([line["low"], line["high"]], left, right)
             axes.plot(ends, [place, place], color=colour, alpha=0.6)
         axes.plot(line[metric], place, "o", color=colour, markersize=4)
-    if single is not None:
+    if single is not None and not math.isnan(single):
         axes.axvline(single, color=INK, linestyle=":", linewidth=1)
     axes.set_xlabel(f"{metric_name(metric)} on the test split")
     axes.set_xlim(left=left)
