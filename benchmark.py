@@ -49,7 +49,7 @@ def start(cfg: BenchmarkConfig) -> int:
     if cfg.combine:
         from fusionzoo.benchmark.report.combine import combine
 
-        return combine(cfg.combine, Path(cfg.out))
+        return combine(cfg.combine, Path(cfg.out), pdf=cfg.figures == "pdf")
     load_plugins(cfg.plugins)
     cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
     from fusionzoo.benchmark.api import run, run_shard

@@ -97,6 +97,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def no_figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw no figure of a report, which takes time, except in a module that is marked `drawn`."""
+    from fusionzoo.benchmark.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("drawn") is None:
+            patch.setattr(plots, "render", lambda *_: "<svg></svg>")
+        yield
+
+
 @pytest.fixture
 def forget_plugins() -> Iterator[Callable[[], None]]:
     """Let a test register components and import plugins; what is returned undoes all of it, as a

@@ -335,6 +335,9 @@ class BenchmarkConfig(SpeedConfig):
     table_columns: tuple[str, ...] = option(
         (), "columns of table.tex, `[candidate, metric, interval]`; empty = those of table.md"
     )
+    figures: Literal["none", "pdf"] = option(
+        "none", "pdf: also write every figure of the page to figures/, for a paper"
+    )
     shard: str = option(
         "",
         "run the i-th of n parts of the jobs, `3/8`, without a report; the same command without"

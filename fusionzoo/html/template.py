@@ -7,6 +7,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fusionzoo.cells import without_formulas
@@ -15,6 +16,7 @@ from fusionzoo.errors import FusionZooError
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
+@cache
 def template(name: str, package: str) -> Any:
     """Return a template in a package's folder, which may extend and include those of this folder.
 

@@ -765,7 +765,7 @@ def test_reports_combine_into_ranks_over_data_sets(tmp_path: Path) -> None:
     assert set(summary["ranks"]) == {"sum", "gmu", "max"}
     assert "Over 2 data sets" in summary["verdict"]
     assert summary["friedman_p"] is None and "needs 5 data sets or more" in summary["verdict"]
-    assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 2  # wide, narrow
+    assert (tmp_path / "all" / "index.html").read_text().count("<svg") == 1
 
 
 def stored_report(

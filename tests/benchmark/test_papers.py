@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fusionzoo.benchmark import api, store
-from fusionzoo.benchmark.report import combine, page, tables
+from fusionzoo.benchmark.report import page, tables
 from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.verdict import figures
@@ -149,7 +150,8 @@ def test_an_unknown_column_of_the_table_is_refused_before_anything_runs(tmp_path
     assert not [*tmp_path.rglob("*.npz")]
 
 
-def test_combined_ranks_are_a_table_for_a_paper_too(tmp_path: Path) -> None:
+@pytest.mark.drawn
+def test_combined_ranks_are_table_and_figure_for_a_paper_too(tmp_path: Path) -> None:
     lines = planted()
     third = {**lines["leaderboard"][0], "candidate": "mean", "accuracy": 0.6, "score": 0.6}
     shown = {**lines, "leaderboard": [*lines["leaderboard"], third], "metric": "accuracy"}
@@ -157,21 +159,32 @@ def test_combined_ranks_are_a_table_for_a_paper_too(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         text = json.dumps(page._without_nan(shown))
         (tmp_path / name / "summary.json").write_text(text)
-    assert combine.combine([str(tmp_path / name) for name in "ab"], tmp_path / "out") == 0
+    folders = [str(tmp_path / name) for name in "ab"]
+    out = json.dumps(folders), "--out", str(tmp_path / "out")
+    assert main(["--combine", *out, "--figures", "pdf"]) == 0
+    assert (tmp_path / "out" / "figures" / "critical_difference.pdf").is_file()
     table = (tmp_path / "out" / "table.tex").read_text()
     assert r"gmu & \textbf{1.00} & \textbf{0.805} & \textbf{0.805} \\" in table
     assert r"\caption{Over 2 data sets" in table
 
 
-def test_every_figure_of_a_report_is_a_file_as_svg_and_pdf(tmp_path: Path) -> None:
+@pytest.mark.drawn
+def test_on_request_every_figure_of_a_report_is_a_pdf_too(tmp_path: Path) -> None:
     whole = summary([candidate("gmu", [0.8, 0.81]), candidate("alone:image", [0.5, 0.51], 9)])
     page.write(whole, figures(whole), (), tmp_path)
-    names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"intervals", "calibration"} <= names
-    assert len(names) == (tmp_path / "index.html").read_text().count('class="plot wide"')
-    for name in names:
-        assert (tmp_path / "figures" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
-        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert not (tmp_path / "figures").exists()
+    asked = replace(whole, bench=replace(whole.bench, cfg=replace(whole.bench.cfg, figures="pdf")))
+    contents = []
+    for _ in range(2):
+        page.write(asked, figures(asked), (), tmp_path)
+        contents.append({x.name: x.read_bytes() for x in (tmp_path / "figures").iterdir()})
+    first, second = contents
+    assert first == second  # without a date
+    assert first.keys() == {"intervals.pdf", "calibration.pdf"}
+    assert (tmp_path / "index.html").read_text().count("<svg") == len(first)
+    for content in first.values():
+        assert content.startswith(b"%PDF") and b"/Subtype /Type0" in content  # TrueType
+        assert b"/Type3" not in content and b"CreationDate" not in content
 
 
 @pytest.mark.parametrize("text", ["3", "0/4", "5/4", "a/b", "-1/2", "1/0"])

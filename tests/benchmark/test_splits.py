@@ -17,7 +17,6 @@ import fusionzoo as fz
 from fusionzoo.benchmark import api
 from fusionzoo.benchmark.bench import Fold, open_bench
 from fusionzoo.benchmark.candidates import LOGISTIC, list_candidates
-from fusionzoo.benchmark.report import page
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.errors import FusionZooError
@@ -30,12 +29,6 @@ QUICK: dict[str, Any] = {
     **{"fusions": "sum", "seeds": 1, "epochs": 1, "controls": False, "corruptions": "none"},
     "baselines": "none",
 }
-
-
-@pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the page with its plots, most of a small report's time."""
-    monkeypatch.setattr(page, "page", lambda *_: "")
 
 
 def table(**columns: list[str]) -> pd.DataFrame:
@@ -69,7 +62,6 @@ def full_rows(report: Report) -> list[dict[str, Any]]:
     return [row for row in rows if row["candidate"] == "sum" and row["subset"] == "a+b"]
 
 
-@pytest.mark.usefixtures("no_page")
 def test_columns_of_splits_are_the_folds_and_no_inputs(tmp_path: Path) -> None:
     data = table(fold_1=words(0, 20, 10), fold_2=words(10, 40))
     report = benchmark(data, tmp_path, splits=["fold_1", "fold_2"])
@@ -105,7 +97,6 @@ def test_files_of_splits_are_the_folds_and_may_leave_samples_out(tmp_path: Path)
     assert bench.test_share == pytest.approx((20 / 50 + 30 / 50) / 2)
 
 
-@pytest.mark.usefixtures("no_page")
 def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -794,7 +794,7 @@ def test_labels_in_memory_are_read_by_the_objective() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_cache")
+@pytest.mark.usefixtures("_cache", "no_figures")
 def test_a_benchmark_takes_data_in_memory() -> None:
     settings = {**QUICK, "epochs": 1, "folds": 0, "tune": 0, "seeds": 1}
     settings.pop("log")

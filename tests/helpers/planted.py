@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,9 @@ from torch.nn.functional import one_hot
 
 from fusionzoo.benchmark.bench import Bench, Fold
 from fusionzoo.benchmark.report.leaderboard import leaderboard
-from fusionzoo.benchmark.report.results import CandidateResults, Summary, Validation
+from fusionzoo.benchmark.report.results import CandidateResults, Summary, Validation, row_label
 from fusionzoo.evaluation.metrics import right
+from fusionzoo.evaluation.shapley import subsets
 from helpers.setup_benchmark import small
 
 ITEMS, CLASSES = 200, 4
@@ -63,6 +64,28 @@ def candidate(name: str, accuracies: list[float], shift: int = 0) -> CandidateRe
         [Validation(float(np.mean(accuracies)), 1.0)],
         rows,
     )
+
+
+def damaged(
+    results: CandidateResults, score: float, modalities: Sequence[str] = ("image", "audio")
+) -> None:
+    """Add scores without modalities and on corrupted samples, and costs."""
+    row = {"fold": 0, "seed": 0, "samples": 1, "subset": "full", "modality": ""}
+    row |= {"corruption": "", "severity": 0}
+    for subset in subsets(modalities)[:-1]:
+        weights = [1 / (2 + modalities.index(name)) for name in subset]
+        share = 0.3 + 0.6 * sum(weights)
+        name = row_label(subset, modalities)
+        results.rows.append(row | {"subset": name, "score": share * score})
+    results.rows.append(row | {"corruption": "undamaged", "score": score})
+    for number, modality in enumerate(modalities):
+        names = "gain hum" if number % 2 else "blur noise jpeg occlusion contrast"
+        for name in [*names.split(), "pairing"]:
+            for severity in range(1, 6):
+                labels = {"modality": modality, "corruption": name, "severity": severity}
+                results.rows.append(row | labels | {"score": score * (1 - 0.1 * severity)})
+    size = 10.0 ** (1 + len(results.rows) % 5 + 3 * score)
+    results.facts |= {"parameters": size, "macs": 2 * size, "seconds": score, "latency_ms": 1.5}
 
 
 def summary(

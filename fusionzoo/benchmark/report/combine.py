@@ -26,8 +26,8 @@ from .tables import booktabs, in_bold
 FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
 
 
-def combine(folders: Sequence[str], out: Path) -> int:
-    """Write page, tables and figures: average ranks, Friedman's and Nemenyi's tests.
+def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
+    """Write page and tables: average ranks, Friedman's and Nemenyi's tests; `pdf`: the figure, too.
 
     Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
     column names. Below `FEWEST` data sets there are ranks, and no tests. Candidates that a report
@@ -77,7 +77,7 @@ def combine(folders: Sequence[str], out: Path) -> int:
     write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
     write_text(out / "table.md", _markdown(words, header, rows))
     write_text(out / "table.tex", _rank_table(header, rows, metrics, words))
-    with plots.figure_files(out / "figures"):
+    with plots.pdf_files(out / "figures" if pdf else None):
         text = _page(figures, header, rows, common, ranking)
     write_text(out / "index.html", text)
     print_table("Average ranks", header, rows)

@@ -385,7 +385,7 @@ def write(
     write_text(out / "table.tex", latex(figures, summary.bench.cfg.table_columns))
     write_parquet(summary, out / "results.parquet")
     write_text(out / "costs.csv", costs(summary))
-    with plots.figure_files(out / "figures"):
+    with plots.pdf_files(out / "figures" if summary.bench.cfg.figures == "pdf" else None):
         text = page(summary, figures, laps)
     write_text(out / "index.html", text)
 

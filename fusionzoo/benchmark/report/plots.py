@@ -1,4 +1,4 @@
-"""The plots of the report: each is drawn twice, for wide and for narrow screens."""
+"""The plots of the report, each one SVG for narrow and wide screens, and a PDF file on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import wraps
 from html import escape
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 from xml.etree import ElementTree
 
 import numpy as np
@@ -47,7 +47,7 @@ DEFAULTS = {
 }
 Element = ElementTree.Element
 STEPS = ((1, 2, 5), (1, 3), (1,))  # in a decade, from many ticks to few
-LONGEST = 19  # characters in a line of a name
+LONGEST = 19  # characters in a line of a name beside a point
 DOT = 3.0  # half the width of a dot, with a margin
 # Places for a name: offset from the point in points, and the side of the name that is there.
 OFFSETS = [
@@ -87,16 +87,19 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": FONT_SIZE,
 }
+WIDTH = 4.4  # inches of every figure: on a screen of 390 pixels text is 10 pixels high
+LABEL = 24  # most characters in a line of a candidate's name at an axis
+COLUMNS = 2  # panels in a row
 ROW = 0.2  # height of a line of text, inches
 P = ParamSpec("P")
-FILES: ContextVar[Path | None] = ContextVar("folder of figure files", default=None)
+PDF_FOLDER: ContextVar[Path | None] = ContextVar("folder of the figures as PDF", default=None)
 FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
 )
 Curves = Mapping[str, Sequence[float]]  # candidate -> values
 
 
-def to_svg(figure: Any, title: str, css_class: str, prefix: str) -> str:
+def to_svg(figure: Any, title: str, prefix: str) -> str:
     """Return a figure as an SVG element whose ids start with `prefix`."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -115,7 +118,7 @@ def to_svg(figure: Any, title: str, css_class: str, prefix: str) -> str:
     width, height = root.attrib["viewBox"].split()[2:]
     content = "".join(_write(child, ids) for child in root)
     return (
-        f'<svg class="{css_class}" role="img" aria-label="{escape(title)}"'
+        f'<svg class="plot" role="img" aria-label="{escape(title)}"'
         f' viewBox="0 0 {_round(width)} {_round(height)}">{content}</svg>'
     )
 
@@ -330,98 +333,82 @@ def break_name(name: str, most: int) -> str:
     return "\n".join(lines)
 
 
-class Layout(NamedTuple):
-    """A width to draw for."""
-
-    name: str  # CSS class of the drawing
-    width: float  # inches
-    label: int  # most characters in a line of a candidate's name
-
-    def columns(self, wide: int, narrow: int) -> int:
-        """Return the number of panels in a row."""
-        return narrow if self is NARROW else wide
-
-
-WIDE = Layout("plot wide", 9.2, 36)
-NARROW = Layout("plot narrow", 3.7, 19)  # on a screen of 390 pixels text is 12 pixels high
-
-
 @contextmanager
-def figure_files(folder: Path) -> Iterator[None]:
-    """Also write every figure that is drawn, in its wide form, as SVG and PDF into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    token = FILES.set(folder)
+def pdf_files(folder: Path | None) -> Iterator[None]:
+    """Also write every figure that is drawn as a PDF file into this folder, if there is one."""
+    token = PDF_FOLDER.set(folder)
     try:
         yield
     finally:
-        FILES.reset(token)
+        PDF_FOLDER.reset(token)
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def write_pdf(figure: Any, path: Path) -> None:
     """Write a figure without a date, so that the same figure has the same bytes."""
-    for suffix, dated in (("svg", "Date"), ("pdf", "CreationDate")):
-        with replacing(path.with_suffix(f".{suffix}")) as partial:
-            figure.savefig(partial, format=suffix, metadata={dated: None}, bbox_inches="tight")
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        FigureCanvasPdf(figure).print_pdf(partial, metadata={"CreationDate": None})
 
 
-def drawn_twice(
-    title: str,
-) -> Callable[[Callable[Concatenate[Layout, P], Any]], Callable[P, str]]:
-    """Draw for wide and narrow screens; the page's CSS shows one of the two."""
+def render(draw: Callable[[], Any], name: str, title: str) -> str:
+    """Draw a figure and return it as an SVG element; every figure of a page passes here."""
+    import matplotlib
 
-    def decorate(draw: Callable[Concatenate[Layout, P], Any]) -> Callable[P, str]:
+    with matplotlib.rc_context(STYLE):
+        figure = draw()
+        svg = to_svg(figure, title, f"{name}-")
+        if (folder := PDF_FOLDER.get()) is not None:
+            write_pdf(figure, folder / f"{name}.pdf")
+        return svg
+
+
+def rendered(title: str) -> Callable[[Callable[P, Any]], Callable[P, str]]:
+    """Let a function that draws a figure return it as an SVG element, see `render`."""
+
+    def decorate(draw: Callable[P, Any]) -> Callable[P, str]:
         @wraps(draw)
-        def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
-            import matplotlib
+        def as_svg(*args: P.args, **kwargs: P.kwargs) -> str:
+            return render(lambda: draw(*args, **kwargs), draw.__name__, title)
 
-            with matplotlib.rc_context(STYLE):
-                drawings = []
-                for layout in (WIDE, NARROW):
-                    figure = draw(layout, *args, **kwargs)
-                    prefix = f"{draw.__name__}-{layout.name[5]}"
-                    drawings.append(to_svg(figure, title, layout.name, prefix))
-                    if layout is WIDE and (folder := FILES.get()) is not None:
-                        save_figure(figure, folder / draw.__name__)
-                return "\n".join(drawings)
-
-        return drawn
+        return as_svg
 
     return decorate
 
 
-def row_axes(layout: Layout, names: Sequence[str]) -> tuple[Any, Any]:
+def row_axes(names: Sequence[str]) -> tuple[Any, Any]:
     """Return a figure with a row for each name; long names are broken into lines."""
     from matplotlib.figure import Figure
 
-    labels = [break_name(name, layout.label) for name in names]
+    labels = [break_name(name, LABEL) for name in names]
     heights = np.array([1 + 0.75 * label.count("\n") for label in labels])
     places = np.cumsum(heights) - heights / 2
-    figure = Figure((layout.width, 0.6 + ROW * float(heights.sum())))
+    figure = Figure((WIDTH, 0.6 + ROW * float(heights.sum())))
     axes = figure.subplots()
     axes.set_yticks(places, labels)
     axes.set_ylim(float(heights.sum()) + 0.1, -0.1)
-    axes.locator_params("x", nbins=layout.columns(9, 4))
+    axes.locator_params("x", nbins=5)
     return figure, axes
 
 
 def panel_grid(
-    layout: Layout, used: Sequence[bool], columns: int, share: bool = True
+    used: Sequence[bool], height: float, *, columns: int = COLUMNS, share: bool = True
 ) -> tuple[Any, Any]:
-    """Return a figure with panels, `columns` in a row, those that are not used left empty."""
+    """Return a figure with panels of a height in inches; those that are not used are left empty."""
     from matplotlib.figure import Figure
 
+    columns = min(len(used), columns)
     rows = math.ceil(len(used) / columns)
-    width = layout.width / columns
-    height = min(3.2, 0.5 + 0.75 * width)
-    figure = Figure((layout.width, height * rows))
+    figure = Figure((WIDTH, height * rows))
     grid = figure.subplots(rows, columns, sharey=share, squeeze=False).flatten()
     for axes, is_used in zip(grid, [*used, *[False] * (len(grid) - len(used))], strict=True):
         axes.set_visible(is_used)
     return figure, grid
 
 
-def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = None) -> Any:
-    """Label the outer axes and put one legend above all panels."""
+def finish(figure: Any, x: str | None = None, y: str | None = None) -> Any:
+    """Label the outer axes, break long titles and labels, and put one legend above all panels."""
     panels = [axes for axes in figure.axes if axes.get_visible()]
     handles: dict[str, Any] = {}
     columns = figure.axes[0].get_gridspec().ncols
@@ -432,26 +419,37 @@ def finish(layout: Layout, figure: Any, x: str | None = None, y: str | None = No
     for axes in panels:
         if y and axes.get_subplotspec().is_first_col():
             axes.set_ylabel(metric_name(y))
+        longest = 2 * LABEL // columns
+        axes.set_title(break_name(axes.get_title(), longest))
+        axes.set_xlabel(break_name(axes.get_xlabel(), longest))
         lines, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
-    widest = 0.62 + max(map(text_width, handles), default=0.0) / 72
-    columns = min(max(1, int(layout.width / widest)), len(handles) or 1)
-    room = 0.1 + ROW * math.ceil(len(handles) / columns)
-    figure.set_figheight(figure.get_figheight() + room)
-    figure.tight_layout(rect=(0, 0, 1, 1 - room / figure.get_figheight()))
+    figure.tight_layout()
     if handles:
+        widest = 0.62 + max(map(text_width, handles)) / 72
+        columns = min(max(1, int(WIDTH / widest)), len(handles))
+        _make_room_above(figure, 0.1 + ROW * math.ceil(len(handles) / columns))
         figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=columns)
     return figure
 
 
-@drawn_twice("score of each candidate and its interval")
-def intervals(
-    layout: Layout, lines: Sequence[Mapping[str, Any]], single: float | None, metric: str
-) -> Any:
+def _make_room_above(figure: Any, room: float) -> None:
+    """Make a figure higher by some inches, all panels as large as they were.
+
+    `tight_layout(rect=...)` would do it as well, and measure all text twice.
+    """
+    height, edges = figure.get_figheight(), figure.subplotpars
+    share = height / (height + room)
+    figure.set_figheight(height + room)
+    figure.subplots_adjust(top=edges.top * share, bottom=edges.bottom * share)
+
+
+@rendered("score of each candidate and its interval")
+def intervals(lines: Sequence[Mapping[str, Any]], single: float | None, metric: str) -> Any:
     """Draw the score and its interval over seeds, a row per candidate, the best on top."""
-    figure, axes = row_axes(layout, [line["candidate"] for line in lines])
+    figure, axes = row_axes([line["candidate"] for line in lines])
     places = axes.get_yticks()
-    scores = [line[metric] for line in lines]
+    scores = [line[metric] for line in lines if not math.isnan(line[metric])] or [0.0]
     left = min(scores) - 0.1 * (max(scores) - min(scores) or 0.1)
     right = 1.0 if metric_named(metric).share else math.inf
     for place, line in zip(places, lines, strict=True):
@@ -460,40 +458,39 @@ def intervals(
             ends = np.clip([line["low"], line["high"]], left, right)
             axes.plot(ends, [place, place], color=colour, alpha=0.6)
         axes.plot(line[metric], place, "o", color=colour, markersize=4)
-    if single is not None:
+    if single is not None and not math.isnan(single):
         axes.axvline(single, color=INK, linestyle=":", linewidth=1)
     axes.set_xlabel(f"{metric_name(metric)} on the test split")
     axes.set_xlim(left=left)
     for family in dict.fromkeys(line["family"] for line in lines):
         axes.plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
-    return finish(layout, figure)
+    return finish(figure)
 
 
-@drawn_twice("average rank of each candidate")
-def critical_difference(layout: Layout, names: Sequence[str], ranking: Ranking) -> Any:
+@rendered("average rank of each candidate")
+def critical_difference(names: Sequence[str], ranking: Ranking) -> Any:
     """Draw average ranks; a bar joins those that Nemenyi's test cannot tell apart."""
     order = np.argsort(ranking.ranks, kind="stable")
-    figure, axes = row_axes(layout, [names[int(index)] for index in order])
+    figure, axes = row_axes([names[int(index)] for index in order])
     places = axes.get_yticks()
     axes.plot(ranking.ranks[order], places, "o", color=COLOURS[0], markersize=4)
     axes.set_xlabel("average rank (1 = best)")
-    step = next(x for x in (1, 2, 5, 10, 20, 50) if len(names) / x <= layout.columns(12, 5))
+    step = next(x for x in (1, 2, 5, 10, 20, 50) if len(names) / x <= 6)
     axes.set_xticks([1, *range(step if step > 1 else 2, len(names) + 1, step)])
     axes.set_xlim(left=1 - 0.03 * len(names))
     if not math.isnan(ranking.critical_difference):
         best, worst = float(ranking.ranks.min()), float(ranking.ranks.max())
-        gap = (worst - best or 1.0) * (0.025 if layout is WIDE else 0.05)
+        gap = (worst - best or 1.0) * 0.05
         bars = cliques(ranking.ranks, ranking.critical_difference)
         for number, (first, last) in enumerate(bars):
             at = worst + gap * (number + 1.5)
             ends = [places[first] - 0.2, places[last] + 0.2]
             axes.plot([at, at], ends, color=COLOURS[1], linewidth=2.5)
-    return finish(layout, figure)
+    return finish(figure)
 
 
-@drawn_twice("score over the severity of corruptions")
+@rendered("score over the severity of corruptions")
 def corruptions(
-    layout: Layout,
     panels: Mapping[str, Mapping[str, Curves]],
     severities: Sequence[int],
     highlighted: Sequence[str],
@@ -501,45 +498,41 @@ def corruptions(
 ) -> Any:
     """Draw the score over severity: rows of panels for each modality, a panel per corruption."""
     most = max(len(by_corruption) for by_corruption in panels.values())
-    columns = min(most, layout.columns(5, 2))
+    columns = min(most, COLUMNS)
     slots: list[tuple[str, str] | None] = []
     for modality, by_corruption in panels.items():
         slots += [(modality, corruption) for corruption in by_corruption]
         slots += [None] * (-len(slots) % columns)
-    figure, grid = panel_grid(layout, [slot is not None for slot in slots], columns)
+    figure, grid = panel_grid([slot is not None for slot in slots], 1.6, columns=columns)
     for axes, slot in zip(grid, slots, strict=True):
         if slot is not None:
             modality, corruption = slot
             _lines(axes, severities, panels[modality][corruption], highlighted)
             axes.set_title(f"{modality}: {corruption.replace('_', ' ')}")
             axes.set_xticks(severities)
-    return finish(layout, figure, "severity", metric)
+    return finish(figure, "severity", metric)
 
 
-@drawn_twice("score over the share of missing values")
+@rendered("score over the share of missing values")
 def missing(
-    layout: Layout,
     panels: Mapping[str, Curves],
     rates: Sequence[float],
     highlighted: Sequence[str],
     metric: str,
 ) -> Any:
     """Draw the expected score over the share of samples that lack a modality."""
-    columns = min(len(panels), layout.columns(4, 2))
-    figure, grid = panel_grid(layout, [True] * len(panels), columns)
+    figure, grid = panel_grid([True] * len(panels), 1.6)
     for axes, (name, curves) in zip(grid, panels.items(), strict=False):
         _lines(axes, rates, curves, highlighted)
         axes.set_title(name)
         axes.locator_params("x", nbins=4)
-    return finish(layout, figure, "missing rate", metric)
+    return finish(figure, "missing rate", metric)
 
 
-@drawn_twice("reliability, and error over coverage")
-def calibration(
-    layout: Layout, bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: Curves
-) -> Any:
+@rendered("reliability, and error over coverage")
+def calibration(bins: Mapping[str, Sequence[tuple[float, float, int]]], risks: Curves) -> Any:
     """Draw the reliability diagram and the risk-coverage curve."""
-    figure, (left, right) = panel_grid(layout, [True, True], layout.columns(2, 1), share=False)
+    figure, (left, right) = panel_grid([True, True], 2.4, share=False)
     left.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
     for colour, (name, lines) in zip(COLOURS, bins.items(), strict=False):
         confidence, accuracy, size = (np.array(x) for x in zip(*lines, strict=True))
@@ -551,20 +544,18 @@ def calibration(
         shown = np.unique(np.linspace(0, len(risk) - 1, 150).astype(int))
         right.plot(coverage[shown], np.asarray(risk)[shown], color=colour)
     right.set(xlabel="coverage", ylabel="error on covered samples", title="risk and coverage")
-    return finish(layout, figure)
+    return finish(figure)
 
 
-@drawn_twice("score over cost")
+@rendered("score over cost")
 def pareto(
-    layout: Layout,
     panels: Mapping[str, Mapping[str, tuple[float, float]]],
     fronts: Mapping[str, Sequence[str]],
     families: Mapping[str, str],
     metric: str,
 ) -> Any:
     """Draw the score over cost; the points of the Pareto front are labelled."""
-    columns = min(len(panels), layout.columns(2, 1))
-    figure, grid = panel_grid(layout, [True] * len(panels), columns)
+    figure, grid = panel_grid([True] * len(panels), 2.1, columns=1)
     for axes, (cost, points) in zip(grid, panels.items(), strict=False):
         for name, (x, y) in points.items():
             axes.plot(x, y, "o", color=_family_colour(families[name]), markersize=4)
@@ -575,7 +566,7 @@ def pareto(
         log_ticks(axes.xaxis, *axes.get_xlim())
     for family in dict.fromkeys(families.values()):
         grid[0].plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
-    finish(layout, figure, y=metric)
+    finish(figure, y=metric)
     for axes, (cost, points) in zip(grid, panels.items(), strict=False):
         label_points(axes, {name: points[name] for name in fronts[cost]}, points.values())
     return figure

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fusionzoo.benchmark.report.plots import COLOURS, INK, Layout, drawn_twice, finish, panel_grid
+from fusionzoo.benchmark.report.plots import COLOURS, INK, finish, panel_grid, rendered
 from fusionzoo.config import read_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, data_title
@@ -212,9 +212,8 @@ def cards(measured: Measured) -> Iterator[dict[str, Any]]:
         }
 
 
-@drawn_twice("learning curves")
+@rendered("learning curves")
 def learning_curves(
-    layout: Layout,
     epochs: Sequence[int],
     losses: Mapping[str, Sequence[Any]],
     metric: str,
@@ -222,8 +221,7 @@ def learning_curves(
     best: int,
 ) -> Any:
     """Draw losses and a validation metric, if there is one, over epochs, with the kept epoch."""
-    panels = [True, bool(scores)]
-    figure, (left, right) = panel_grid(layout, panels, layout.columns(2, 1), share=False)
+    figure, (left, right) = panel_grid([True, bool(scores)], 1.9, share=False)
     shown = np.unique(np.linspace(0, len(epochs) - 1, min(len(epochs), MAX_POINTS)).astype(int))
     x = np.asarray(epochs)[shown]
     marker = "o" if len(x) == 1 else ""
@@ -240,17 +238,16 @@ def learning_curves(
             axes.plot(x, y, style, color=colour, label=name, marker=marker)
         axes.axvline(best, color=INK, linestyle=":", linewidth=1)
         axes.set_title(title)
-        axes.locator_params("x", integer=True, nbins=layout.columns(9, 5))
+        axes.locator_params("x", integer=True, nbins=5)
         if len(x) == 1:
             axes.set_xticks(x)
-    return finish(layout, figure, "epoch")
+    return finish(figure, "epoch")
 
 
-@drawn_twice("predicted over true numbers, and how the errors are distributed")
-def residuals(layout: Layout, numbers: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+@rendered("predicted over true numbers, and how the errors are distributed")
+def residuals(numbers: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
     """Draw predicted over true numbers (N,), and a histogram of their difference, by target."""
-    columns = layout.columns(2, 1)
-    figure, grid = panel_grid(layout, [True] * 2 * len(numbers), columns, share=False)
+    figure, grid = panel_grid([True] * 2 * len(numbers), 1.9, share=False)
     for place, (name, (true, predicted)) in enumerate(numbers.items()):
         cloud, bars = grid[2 * place : 2 * place + 2]
         drawn = np.linspace(0, len(true) - 1, min(len(true), MAX_DOTS)).astype(int)
@@ -263,6 +260,6 @@ def residuals(layout: Layout, numbers: Mapping[str, tuple[Tensor, Tensor]]) -> A
         bars.axvline(0, color=INK, linestyle=":", linewidth=1)
         bars.set(xlabel=f"predicted - true {name}", ylabel="samples")
         for axes in (cloud, bars):
-            axes.locator_params("x", nbins=layout.columns(6, 4))
+            axes.locator_params("x", nbins=4)
         bars.locator_params("y", integer=True)
-    return finish(layout, figure)
+    return finish(figure)
