@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from fusionzoo.fusion import list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, patterns, poison
+from helpers import ranks
 from helpers.oracle import WIDTHS, close, made
 
 
@@ -146,15 +145,11 @@ def follow_in_process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_mean_of_all_rows(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", __file__]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=env) for rank in range(2)]
+    ranks.run(__file__, 2, tmp_path)
     alone = RunningMeans(DIMS).double()
     for pooled, present in batches():
         rows = [0, 1, 2, 3, 4]
         alone({m: x[rows] for m, x in zeroed(pooled, present).items()}, present[rows])
-    for process in ranks:
-        assert process.wait(timeout=120) == 0
     for rank in range(2):
         state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for key, value in alone.state_dict().items():

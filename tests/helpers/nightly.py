@@ -208,7 +208,7 @@ def run(minutes: float) -> int:
     failed = False
     for part in PARTS:
         if names := [x.test for x in chosen if x.part is part]:
-            failed |= bool(_pytest(part, names, "--record", str(TABLE)))
+            failed |= bool(_pytest(part, names, f"--record={TABLE}"))
     if left := len(tests) - len(chosen):
         print(f"{left} are due still, about {_minutes(tests[len(chosen) :])}: `make nightly`")
     return int(failed)
@@ -277,7 +277,7 @@ def _pytest(part: Part, tests: Sequence[str], *options: str) -> int:
         only.write_text("".join(f"{test}\n" for test in tests), encoding="utf-8")
         selection = [x for x in part.selection if not x.startswith("tests/")]
         command = [_python(part), "-P", "-m", "pytest", "-q", "--durations", "25", *selection]
-        command += ["-n", str(part.workers), "--part", part.name, "--only", str(only), *options]
+        command += ["-n", str(part.workers), f"--part={part.name}", f"--only={only}", *options]
         command += sorted({_file(test) for test in tests})
         variables = os.environ | part.variables
         return subprocess.run(command, check=False, cwd=ROOT, env=variables).returncode

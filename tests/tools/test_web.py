@@ -19,6 +19,7 @@ from PIL import Image
 import fusionzoo as fz
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
+from fusionzoo.html.template import template
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.resampling import ROLL_OFF, ZERO_CROSSINGS, resampler
 from fusionzoo.tools.export import web
@@ -141,6 +142,7 @@ def test_without_jinja_nothing_is_traced_for_a_page(
 ) -> None:
     pytest.importorskip("onnxruntime")
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    template.cache_clear()
     monkeypatch.setattr("fusionzoo.tools.export.export._write_whole", None)
     with pytest.raises(FusionZooError, match="HTML pages need Jinja"):
         export(small_model(), tmp_path / "out", web=tmp_path / "page")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.trainer import Trainer
+from helpers import ranks
 
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
 ROWS, CLASSES = 8, 4
@@ -89,11 +89,7 @@ def learn_in_process(rank: int, folder: str) -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes learnt: `<rank>-<run>`."""
     folder = tmp_path_factory.mktemp("two")
-    ranks = [
-        subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(folder)])
-        for rank in range(2)
-    ]
-    assert [one.wait(timeout=300) for one in ranks] == [0, 0]
+    ranks.run(__file__, 2, folder)
     return folder
 
 

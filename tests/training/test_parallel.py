@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from fusionzoo.training import checkpoint, run_folder
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
+from helpers import ranks
 
 pytestmark = pytest.mark.slow
 WIDTHS = {"image": 5, "text": 7, "audio": 3}
@@ -91,11 +91,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what one, two and three processes learnt."""
     folder = tmp_path_factory.mktemp("parallel")
     for size in (2, 3):
-        ranks = [
-            subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(size), str(folder)])
-            for rank in range(size)
-        ]
-        assert [one.wait(timeout=300) for one in ranks] == [0] * size
+        ranks.run(__file__, size, size, folder)
     for fusion in {fusion for fusion, _ in CASES}:
         learn(fusion, "ddp", World(), folder)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fusionzoo.training.fit import evaluate
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
+from helpers import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -73,11 +73,7 @@ def work(rank: int, folder: Path) -> None:
 
 
 def test_statistics_cross_before_evaluation_and_at_no_step(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(tmp_path)])
-        for rank in range(2)
-    ]
-    assert [one.wait(timeout=200) for one in ranks] == [0, 0]
+    ranks.run(__file__, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"seen-{rank}") for rank in range(2))
     assert first["broadcasts"] == second["broadcasts"] == []
     assert not torch.equal(first["apart"], second["apart"])  # each of its own batches

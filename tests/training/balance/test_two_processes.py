@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from fusionzoo.training.build import build_objective, choose_encoders
 from fusionzoo.training.loaders import build_loader
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
+from helpers import ranks
 from helpers.strategies import (
     make_batch,
     make_loaders,
@@ -119,13 +118,7 @@ def work(rank: int, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of what two processes learnt."""
     folder = tmp_path_factory.mktemp("two")
-    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    ranks = [
-        subprocess.Popen([sys.executable, "-P", __file__, str(rank), str(folder)], env=env)
-        for rank in range(2)
-    ]
-    assert [one.wait(timeout=300) for one in ranks] == [0, 0]
+    ranks.run(__file__, 2, folder)
     return folder
 
 
