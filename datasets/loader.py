@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.structures import Batch
+
+
+class _Loader(DataLoader[Batch]):
+    """A DataLoader whose workers end with an iteration that ends early, say by an error.
+
+    torch leaves that to the garbage collector, and then waits five seconds for each worker.
+    """
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        return self._batches(super().__iter__())
+
+    def _batches(self, batches: Any) -> Iterator[Batch]:
+        try:
+            yield from batches
+        except BaseException:
+            if self.num_workers:
+                batches._shutdown_workers()
+                self._iterator = None  # of persistent workers
+            raise
 
 
 def make_loader(
@@ -27,7 +46,7 @@ def make_loader(
     the next epoch. `generator` draws the workers' seed; by default it is the loader's own, so that
     creating an iterator leaves the global one alone.
     """
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batches,
         collate_fn=collate,

@@ -73,7 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _alone(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start from one seed, and leave no process behind."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats stacks for other devices
     with ended_with(request.node.nodeid):
         yield
 

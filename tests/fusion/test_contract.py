@@ -64,7 +64,7 @@ def beside(*quick: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", beside(*QUICK))
+@pytest.mark.parametrize("name", beside("sum", "attn_pool"))
 def test_it_compiles_whole(name: str) -> None:
     CHECKS[COMPILE](fusions.maker(name))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,16 @@ import pytest
 
 VARIABLE = "FUSIONZOO_TEST"  # inherited by every program that a test starts, however indirectly
 SHARED = (b"resource_tracker", b"forkserver")  # serve the tests that follow as well
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"}
+_started: list[str] = []  # such events, so that /proc is searched only after them
+
+
+def _note(event: str, _: object) -> None:
+    if event in STARTS:
+        _started.append(event)
+
+
+sys.addaudithook(_note)
 
 
 @contextmanager
@@ -21,12 +32,13 @@ def ended_with(test: str) -> Iterator[None]:
     Forked workers, whose environment is their parent's, are left to multiprocessing.
     """
     label = f"{os.getpid()} {test}"
+    _started.clear()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(VARIABLE, label)
             yield
     finally:
-        for pid in _started_with(f"{VARIABLE}={label}".encode()):
+        for pid in _started_with(f"{VARIABLE}={label}".encode()) if _started else ():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
