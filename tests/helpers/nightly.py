@@ -162,10 +162,14 @@ def _due(part: Part, test: str, row: Row | None, today: date) -> Due:
 def _changed(commit: str) -> set[str]:
     """Return the test files that changes since a commit reach; all, where nobody knows it."""
     try:
-        changed = reach.changed_since(commit.removesuffix("-dirty"))
+        return _reached_since(commit.removesuffix("-dirty"))
     except subprocess.CalledProcessError:
-        changed = reach.EVERYTHING
-    return reach.reached(changed - {str(TABLE.relative_to(ROOT))})
+        return reach.reached(reach.EVERYTHING)
+
+
+def _reached_since(revision: str) -> set[str]:
+    """Return the test files that changes since a revision reach; the table's own reach none."""
+    return reach.reached(reach.changed_since(revision) - {str(TABLE.relative_to(ROOT))})
 
 
 def _collected(part: Part) -> list[str]:
@@ -251,7 +255,7 @@ def _age(row: Row, today: date) -> timedelta:
 def landing(revision: str, seconds: float) -> int:
     """Run the slow tests that changes since a revision reach, as many of the cheapest as fit."""
     rows, today = read(), date.today()
-    files = reach.reached(reach.changed_since(revision))
+    files = _reached_since(revision)
     tests = [x for x in all_of(SLOW, rows, today) if _file(x.test) in files]
     tests.sort(key=lambda x: x.seconds)
     chosen = that_fit(tests, seconds / SLOW.workers)
