@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.structures import Batch
 
 
-class _Loader(DataLoader[Batch]):
+class _ClosingDataLoader(DataLoader[Batch]):
     """A DataLoader whose workers end with an iteration that ends early, say by an error.
 
     torch leaves that to the garbage collector, and then waits five seconds for each worker.
@@ -46,7 +46,7 @@ def make_loader(
     the next epoch. `generator` draws the workers' seed; by default it is the loader's own, so that
     creating an iterator leaves the global one alone.
     """
-    return _Loader(
+    return _ClosingDataLoader(
         dataset,
         batch_sampler=batches,
         collate_fn=collate,
