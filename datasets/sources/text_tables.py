@@ -374,10 +374,12 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
     path, delimiter, width = file.path, file.delimiter, table.num_columns
     for place, column in enumerate(table.columns):
         rows = _cells_like_rows(column, delimiter, place, width) if width > 1 else []
+        if not rows:
+            continue
         cells = {row: column[row].as_py() for row in rows}
         parts = {row: _parts_of_rows(cell, delimiter, place, width) for row, cell in cells.items()}
         lost = _first_of_known_parts(parts, table)
-        if lost is None and cells:
+        if lost is None:
             lost = _first_not_quoted(cells, file)
         if lost is not None:
             first = numbers.number(lost)

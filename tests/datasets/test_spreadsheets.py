@@ -305,6 +305,15 @@ def test_marks_in_other_cells_do_not_make_a_cell_of_several_lines_rows(tmp_path:
     assert [data[n].values["text"] for n in (3, 9)] == ["Hello, you\nBye, all", "Joe Smith"]
 
 
+def test_a_table_of_many_columns_is_read_in_seconds(tmp_path: Path) -> None:
+    """For 20,000 columns, as tables of genes have, the search for lost rows took ten minutes."""
+    names = ",".join(f"gene {number}" for number in range(20_000))
+    rows = [f"s{row},{row % 2}" + ",0.5" * 20_000 for row in range(4)]
+    (tmp_path / "genes.csv").write_text("\n".join([f"id,target,{names}", *rows]) + "\n")
+    with pytest.raises(FusionZooError, match="no column of a modality"):
+        create_dataset(tmp_path / "genes.csv")
+
+
 @pytest.mark.parametrize("before", ["", '"two, of\nmy, words"'])
 def test_rows_lost_after_cells_of_several_lines_are_named(before: str, tmp_path: Path) -> None:
     cells = {1: {"text": before}, 12: {"text": '"De'}, 15: {"text": '4" x'}}

@@ -5,9 +5,9 @@
     cd tests && python -m helpers.nightly landing             # `.ci/run`
 
 `run` takes what is most due until the minutes are full: what failed, what never ran, what a change
-since its row's commit can reach (helpers/reach.py), what is a week old. The next call goes on from
-there. `landing` runs the slow tests that this landing's changes reach, the cheapest first by their
-recorded seconds, and names the rest.
+since its row's commit can reach (helpers/reach.py), the oldest first, what is a week old. The next
+call goes on from there. `landing` runs the slow tests that this landing's changes reach, the
+cheapest first by their recorded seconds, and names the rest.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ class Due:
     test: str
     why: str  # of URGENCY, or "" if it need not
     seconds: float
+    date: str = ""  # when it last ran
 
 
 def all_of(part: Part, rows: Mapping[tuple[str, str], Row], today: date) -> list[Due]:
@@ -155,7 +156,7 @@ def _due(part: Part, test: str, row: Row | None, today: date) -> Due:
         why = "changed"
     else:
         why = "a week old" if today - date.fromisoformat(row["date"]) > WEEK else ""
-    return Due(part, test, why, float(row["seconds"]))
+    return Due(part, test, why, float(row["seconds"]), row["date"])
 
 
 @cache
@@ -206,7 +207,7 @@ def run(minutes: float) -> int:
     """Run what is most due and record it; return 1 if something failed."""
     rows = read()
     tests = [x for part in PARTS for x in all_of(part, rows, date.today()) if x.why]
-    tests.sort(key=lambda x: (URGENCY.index(x.why), PARTS.index(x.part), _file(x.test)))
+    tests.sort(key=lambda x: (URGENCY.index(x.why), x.date, PARTS.index(x.part), _file(x.test)))
     chosen = that_fit(tests, 60 * minutes)
     print(f"the night: {_counts(tests)}; this run takes {_counts(chosen)}", flush=True)
     failed = False
