@@ -306,7 +306,7 @@ def test_marks_in_other_cells_do_not_make_a_cell_of_several_lines_rows(tmp_path:
 
 
 def test_a_table_of_many_columns_is_read_in_seconds(tmp_path: Path) -> None:
-    """For 20,000 columns, as tables of genes have, the search for lost rows took ten minutes."""
+    """Looking for lost rows in 20,000 columns, as genes have, took a quarter of an hour."""
     names = ",".join(f"gene {number}" for number in range(20_000))
     rows = [f"s{row},{row % 2}" + ",0.5" * 20_000 for row in range(4)]
     (tmp_path / "genes.csv").write_text("\n".join([f"id,target,{names}", *rows]) + "\n")
