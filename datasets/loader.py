@@ -12,9 +12,10 @@ from fusionzoo.structures import Batch
 
 
 class _ClosingDataLoader(DataLoader[Batch]):
-    """A DataLoader whose workers end with an iteration that ends early, say by an error.
+    """A DataLoader whose workers end with an iteration that ends by an error.
 
-    torch leaves that to the garbage collector, and then waits five seconds for each worker.
+    torch leaves that to the garbage collector, and then waits five seconds for each worker. Where
+    an iteration is left early, persistent workers stay for the next one.
     """
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -23,7 +24,7 @@ class _ClosingDataLoader(DataLoader[Batch]):
     def _batches(self, batches: Any) -> Iterator[Batch]:
         try:
             yield from batches
-        except BaseException:
+        except (Exception, KeyboardInterrupt):
             if self.num_workers:
                 batches._shutdown_workers()
                 self._iterator = None  # of persistent workers

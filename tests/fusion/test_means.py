@@ -145,7 +145,7 @@ def follow_in_process(rank: int, folder: str) -> None:
 
 
 def test_two_processes_have_the_mean_of_all_rows(tmp_path: Path) -> None:
-    ranks.run(__file__, 2, tmp_path)
+    ranks.run(__file__, 2, tmp_path, timeout=120)
     alone = RunningMeans(DIMS).double()
     for pooled, present in batches():
         rows = [0, 1, 2, 3, 4]

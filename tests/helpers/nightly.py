@@ -155,8 +155,12 @@ def _due(part: Part, test: str, row: Row | None, today: date) -> Due:
     elif _file(test) in _changed(row["commit"]):
         why = "changed"
     else:
-        why = "a week old" if today - date.fromisoformat(row["date"]) > WEEK else ""
+        why = "a week old" if _is_old(row["date"], today) else ""
     return Due(part, test, why, float(row["seconds"]), row["date"])
+
+
+def _is_old(day: str, today: date) -> bool:
+    return today - date.fromisoformat(day) > WEEK
 
 
 @cache
@@ -225,8 +229,8 @@ def status(check: bool) -> int:
     rows, refused = read(), False
     for part in PARTS:
         tests = all_of(part, rows, today)
-        skipped = sum(rows[part.name, x.test]["outcome"] == "skipped" for x in tests if not _new(x))
-        passed = sum(not x.why for x in tests) - skipped
+        outcomes = Counter(rows[part.name, x.test]["outcome"] for x in tests if not x.why)
+        passed, skipped = outcomes["passed"], outcomes["skipped"]
         print(f"{part.name}: {len(tests)} tests, {passed} passed, {skipped} skipped")
         for why in URGENCY:
             since: dict[str, list[Due]] = defaultdict(list)
@@ -238,19 +242,10 @@ def status(check: bool) -> int:
                 shown = ", ".join(f"{name} ({n})" for name, n in files.most_common(4))
                 more = f" and {len(files) - 4} files more" if len(files) > 4 else ""
                 print(f"  {why}{words}: {len(those)}, {_minutes(those)}: {shown}{more}")
-        old = [x for x in tests if not _new(x) and _age(rows[part.name, x.test], today) > WEEK]
-        refused |= bool(old) or any(x.why in ("failed", "never ran") for x in tests)
+        refused |= any(x.why in ("failed", "never ran") or _is_old(x.date, today) for x in tests)
     if check and refused:
         print("error: something failed, never ran or last ran over a week ago; run `make nightly`")
     return int(check and refused)
-
-
-def _new(due: Due) -> bool:
-    return due.why == "never ran"
-
-
-def _age(row: Row, today: date) -> timedelta:
-    return today - date.fromisoformat(row["date"])
 
 
 def landing(revision: str, seconds: float) -> int:
