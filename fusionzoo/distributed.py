@@ -234,7 +234,8 @@ def launch(cfg: DistConfig, script: str, args: Sequence[str]) -> int:
     except ChildFailedError as error:
         return next(iter(error.failures.values())).exitcode
     except SignalException as error:  # torchrun does not report the processes' exit codes here
-        return {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}.get(error.sigval, 1)
+        codes = {"SIGINT": 130, "SIGTERM": 75, "SIGUSR1": 75}
+        return codes.get(signal.Signals(error.sigval).name, 1)
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 from fusionzoo.errors import FusionZooError
@@ -74,7 +74,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         partial.open("xb").close()
         yield partial
-        with partial.open("rb") as file:
+        with partial.open("r+b") as file:  # Windows flushes only what may be written
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException as error:
@@ -131,50 +131,51 @@ def this_process() -> Process:
     return socket.gethostname(), os.getpid()
 
 
-def lock(
-    file: IO[str], patience: float, problem: str, advice: str, processes: Sequence[Process] = ()
-) -> None:
-    """Lock an open file until it is closed, and note there who holds it: this process, or several.
+@contextmanager
+def locked(
+    path: Path, patience: float, problem: str, advice: str, processes: Sequence[Process] = ()
+) -> Iterator[None]:
+    """Hold a lock for a block; `<path>.json` says who does: this process, or several of a run.
 
-    After `patience` seconds raise an error: `problem`, who holds it, and `advice`. The file is
-    opened with `a+`, which leaves the note of others. The system lets go when the process dies;
-    processes that it forked do not inherit the lock.
+    After `patience` seconds raise an error: `problem`, who holds it, and `advice`. The system lets
+    go when the process dies.
     """
-    import fcntl  # which Windows lacks
+    from filelock import FileLock, Timeout
 
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise FusionZooError(f"{problem}{_holders(file)}, or {advice}") from None
-        time.sleep(0.2)
-    file.truncate(0)
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    json.dump({"since": since, "processes": [*(processes or [this_process()])]}, file)
-    file.flush()
-
-
-def _holders(file: IO[str]) -> str:
-    """Say who holds a lock, since when, and what ends them; or that it is not known."""
-    file.seek(0)
+    held, note = FileLock(path), path.with_name(f"{path.name}.json")
     try:
-        note = json.loads(file.read())
+        held.acquire(patience, poll_interval=0.2)
+    except Timeout:
+        raise FusionZooError(f"{problem}{_holders(note)}, or {advice}") from None
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        about = {"since": since, "processes": [*(processes or [this_process()])]}
+        note.write_text(json.dumps(about), encoding="utf-8")
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        held.release()
+
+
+def _holders(note: Path) -> str:
+    """Say who holds a lock, since when, and what ends them; or that it is not known."""
+    try:
+        about = json.loads(note.read_text(encoding="utf-8"))
         by_host: dict[str, list[str]] = {}
-        for host, number in note["processes"]:
+        for host, number in about["processes"]:
             by_host.setdefault(str(host), []).append(str(int(number)))
-        since = str(note["since"])
-    except (ValueError, TypeError, KeyError):
+        since = str(about["since"])
+    except (OSError, ValueError, TypeError, KeyError):
         return " (it does not say who it is): wait for it"
     who = "; ".join(f"on {host} {', '.join(x)}" for host, x in by_host.items())
     commands = "; ".join(f"`kill {' '.join(x)}` on {host}" for host, x in by_host.items())
     return f" since {since} (processes {who}): wait for it, end it by {commands}"
 
 
-def is_running(process: int) -> bool:
-    """Whether a process of this machine, by its number, has not ended."""
+def is_running(process: int) -> bool | None:
+    """Whether a process of this machine, by its number, has not ended; None: it is not known."""
+    if os.name == "nt":  # where signal 0 is Ctrl-C
+        return None
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -25,9 +25,10 @@ def exit_code(signals: list[int]) -> int:
 def catch_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying: the run saves after its step."""
     caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGINT))  # Windows
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        for number in dict.fromkeys(numbers)
     }
     try:
         yield caught

@@ -114,7 +114,7 @@ def render(data: bytes, path: str) -> bytes:
         raise _too_costly(path, f"{30 * MAX_SECONDS} s") from None
     if done.returncode == 0:
         return done.stdout
-    if done.returncode == -signal.SIGXCPU:
+    if done.returncode == -getattr(signal, "SIGXCPU", 0):
         raise _too_costly(path, f"{MAX_SECONDS} s of CPU time")
     if done.returncode < 0:
         raise _too_costly(path, f"{MAX_MEMORY >> 30} GiB of memory")

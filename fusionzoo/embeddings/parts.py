@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.files import lock, replacing, write_json
+from fusionzoo.files import locked, replacing, write_json
 from fusionzoo.inputs.identity import changes
 
 from .files import format_of
@@ -40,12 +40,13 @@ class PartsFolder:
         With `overwrite` those are discarded.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("a+") as file:
-            problem = f"another extraction is writing {self.out}"
-            lock(file, PATIENCE, problem, "take another --out")
+        problem = f"another extraction is writing {self.out}"
+        with locked(self.folder / LOCK, PATIENCE, problem, "take another --out"):
             self._check(key, overwrite)
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
+        if not (self.folder / ABOUT).is_file():
+            shutil.rmtree(self.folder, ignore_errors=True)  # once unlocked: Windows keeps open files
 
     def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
         differ = changes(self._about().get("key", {}), key)
@@ -73,7 +74,7 @@ class PartsFolder:
     def _clear(self) -> None:
         """Remove all but the lock; last what says whose the parts are, for a kill in between."""
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
-            if path.name != LOCK:
+            if path.stem != LOCK:
                 path.unlink(missing_ok=True)
 
     def wait_until_visible(self) -> None:
@@ -128,9 +129,8 @@ class PartsFolder:
             ) from error
 
     def remove(self) -> None:
-        """Remove the folder, once the file is complete."""
+        """Remove the parts, once the file is complete; the folder goes when its lock is released."""
         self._clear()
-        shutil.rmtree(self.folder)
 
 
 class WritingThread:

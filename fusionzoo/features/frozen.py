@@ -244,5 +244,8 @@ class _Watch:
 def _room(folder: Path) -> float:
     """Return how many bytes the features of one encoder may take, in memory and on disk."""
     existing = next(x for x in (folder, *folder.parents) if x.is_dir())
+    on_disk = shutil.disk_usage(existing).free / 2
+    if not hasattr(os, "sysconf"):  # Windows
+        return on_disk
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(memory / MEMORY_SHARE, shutil.disk_usage(existing).free / 2)
+    return min(memory / MEMORY_SHARE, on_disk)

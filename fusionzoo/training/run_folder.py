@@ -18,7 +18,7 @@ from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.datasets.opening.naming import folder_name
 from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import Process, lock, replacing, this_process
+from fusionzoo.files import Process, locked, replacing, this_process
 
 Contents = dict[str, Any]
 MARK = b"sha256:"  # start of the archive's comment; 64 hexadecimal digits follow
@@ -219,9 +219,8 @@ def store_config(cfg: RunConfig, folder: Path) -> None:
 
 def _lock(folder: Path, stack: ExitStack, patience: float, processes: Sequence[Process]) -> None:
     """Lock a file in the folder until `stack` is closed, for these processes of a run."""
-    file = stack.enter_context((folder / LOCK).open("a+"))
     problem = f"another run is writing into {folder}"
-    lock(file, patience, problem, "take another --out", processes)
+    stack.enter_context(locked(folder / LOCK, patience, problem, "take another --out", processes))
 
 
 def _appears(path: Path) -> bool:

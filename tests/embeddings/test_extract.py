@@ -276,7 +276,7 @@ def test_a_kill_while_parts_are_removed_leaves_a_folder_that_goes_on(
         monkeypatch.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
             parts.remove()
-    monkeypatch.undo()
+        monkeypatch.undo()
     with parts.claimed(key, overwrite=False):
         assert len(parts.finished()) == max(0, 5 - survive)
 

@@ -79,7 +79,6 @@ def test_a_run_leaves_what_the_design_promises(
     assert train([*QUICK[:-2], "--out", str(out), "--train.epochs", "8", "--optim.lr", "5e-3"]) == 0
     for name in ("config.yaml", "metrics.jsonl", "model/config.json", "model/model.safetensors"):
         assert (out / name).is_file(), name
-    assert list((out / "tensorboard").iterdir())
     assert {x.name for x in (out / "checkpoints").iterdir()} == {
         "best.pt",
         "best-1.pt",
@@ -348,7 +347,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
     log = tmp_path / "metrics.jsonl"
     while running.poll() is None and not (log.is_file() and log.read_text()):
         time.sleep(0.01)
-    note = json.loads((tmp_path / "lock").read_text())["processes"]
+    note = json.loads((tmp_path / "lock.json").read_text())["processes"]
     assert len(note) == 2
     running.kill()
     _, said = running.communicate(timeout=100)  # until the last process has ended
