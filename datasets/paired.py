@@ -329,6 +329,12 @@ class PairedDataset(Dataset[Sample | None]):
         view.rows = self.rows[torch.as_tensor(indices)]
         return view
 
+    def whole(self) -> PairedDataset:
+        """Return all samples of the table that these are of."""
+        view = copy.copy(self)
+        view.rows = torch.arange(len(self.table))
+        return view
+
     def select(self, modalities: str | Sequence[str]) -> PairedDataset:
         """Keep some modalities (`"image,text"` or a list); samples left with none are dropped."""
         names = word_list(modalities)

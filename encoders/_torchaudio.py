@@ -1,25 +1,29 @@
-"""Import torchaudio if this environment's torch lets it be imported; only its own encoders need it.
+"""Import torchaudio, an extra that its own encoders alone need, if it can be imported.
 
-torchaudio's last release refuses a torch that was built for another CUDA version, by an error on
-import. transformers imports it wherever it is installed, so its audio models would fail as well:
-after such an error every library sees torchaudio as absent and does without.
+Its last release, 2.11, raises an error on import beside a newer torch, and transformers imports it
+wherever it is installed. After a failure here every library sees torchaudio as absent and does
+without.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from fusionzoo.errors import FusionZooError, one_line
 
+EXTRA = "pip install 'fusionzoo[torchaudio]'"
+
 
 @cache
 def _import() -> tuple[Any, str]:
     """Return torchaudio, or None and why it cannot be imported."""
+    if find_spec("torchaudio") is None:
+        return None, ""
     try:
         import torchaudio
         import torchaudio.models
@@ -35,18 +39,23 @@ def torchaudio_or_none() -> Any:
     return _import()[0]
 
 
+def broken_torchaudio() -> str:
+    """Return what to do about a torchaudio that is installed and cannot be imported, or nothing."""
+    reason = _import()[1]
+    return reason and (
+        f"torchaudio cannot be imported beside torch {torch.__version__} ({reason}), and then parts"
+        f" of transformers cannot be either: pip uninstall torchaudio, or {EXTRA}, which brings the"
+        " torch that it was built for"
+    )
+
+
 def require_torchaudio() -> Any:
     """Return torchaudio; where it cannot be imported, raise one line that says why."""
     module, reason = _import()
     if module is None:
-        try:
-            library = f"torchaudio {version('torchaudio')}"
-        except PackageNotFoundError:
-            library = "torchaudio"
+        beside = f", which cannot be imported beside torch {torch.__version__}: {reason}"
         raise FusionZooError(
-            f"torchaudio/* encoders need torchaudio, and {library} cannot be imported beside torch"
-            f" {torch.__version__}: {reason}. Take another audio encoder, such as mel/resnet18 or"
-            " hf/<folder>, or a torch that it was built for: pip install 'torch==2.11.*'"
-            " 'torchvision==0.26.*' 'torchaudio==2.11.*'"
+            f"torchaudio/* encoders need torchaudio{beside * bool(reason)}. {EXTRA} brings its last"
+            " release, 2.11, and the torch it was built for; mel/resnet18 and hf/<folder> need none"
         )
     return module

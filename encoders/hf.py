@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import evaluating
 
-from ._torchaudio import torchaudio_or_none
+from ._torchaudio import broken_torchaudio, torchaudio_or_none
 from .base import called_modules
 from .weights import from_hub, resolve
 
@@ -216,7 +216,8 @@ def read_json(path: Path) -> Any:
 def _unusable(source: str, error: Exception) -> FusionZooError:
     if "custom code" in str(error):
         return FusionZooError(f"{source} {CUSTOM_CODE}")
-    return FusionZooError(f"{source} cannot be loaded: {one_line(error)}")
+    cause = broken_torchaudio() if isinstance(error, ImportError) else ""
+    return FusionZooError(f"{source} cannot be loaded: {cause or one_line(error)}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Shapes: `B` batch, `T` tokens, `D` width.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,20 @@ from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer, run_by_length
-from .hf import aligned, find_source, join_source, load_model, load_tokenizer, refuse_joint
+from .hf import (
+    aligned,
+    find_source,
+    join_source,
+    load_model,
+    load_tokenizer,
+    read_json,
+    refuse_joint,
+)
 from .sentence import MODES, SentenceHead, pool, read_sentence_config
 
 BYTES, START = 256, 256  # number of byte values, and the token that starts a text
 LENGTHS = (1, 4, 16, 64)  # tokens that a model is tried with, until it encodes a text
+MEASURED = "measured.json"  # in a model folder: what running the net told when it was built
 PADDED = 1e-3  # of the largest value: what padding may change before rows are run by length
 
 
@@ -154,8 +164,14 @@ class HFText(Encoder):
             self.prompt, self.lower_case = sentence.prompt, sentence.lower_case
             max_length = max_length or sentence.max_length
         self.max_length = self._length(max_length, sentence is not None)
-        self.dim = self._measure(model)
-        self.one_length = self._reads_padding()
+        measured = None if assets is None else read_json(assets / MEASURED)
+        if isinstance(measured, dict) and measured.keys() == {"width", "fewest", "one_length"}:
+            self.width, self.fewest = int(measured["width"]), int(measured["fewest"])
+            self.one_length = bool(measured["one_length"])
+        else:
+            self.width = self._measure(model)
+            self.one_length = self._reads_padding()
+        self.dim = self.width
         if sentence is not None:
             self.head = SentenceHead(sentence, source, self.dim, pretrained)
             self.dim, self.checkpoint_settings = self.head.dim, sentence.facts
@@ -238,6 +254,8 @@ class HFText(Encoder):
     def save_assets(self, folder: Path) -> None:
         self.config.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        measured = {"width": self.width, "fewest": self.fewest, "one_length": self.one_length}
+        (folder / MEASURED).write_text(json.dumps(measured) + "\n", encoding="utf-8")
         if self.head is not None:
             self.head.save(folder)
 

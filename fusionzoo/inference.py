@@ -37,6 +37,7 @@ from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_o
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
+from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
@@ -226,12 +227,15 @@ def encode_batches(
     speed = choose_for_inference(cfg, model, dataset, cfg.out)
     for note in speed.notes:
         print(note)
+    stored = stored_features(model, dataset)
+    for note in stored.notes:
+        print(note)
     sampler = make_sampler(dataset, shuffle=False, pad=False)
     lengths = dataset.lengths() if by_length else None
     loader = make_loader(
-        dataset,
+        stored.view(dataset),
         PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
-        model.collate(),
+        stored.collate(model.collate()),
         num_workers=num_workers(speed.num_workers, World()),
     )
     progress = progress_bar(total=len(dataset), desc=label, unit="sample")

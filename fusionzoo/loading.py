@@ -86,6 +86,10 @@ class _Budget(TorchDispatchMode):
         self.withheld: list[StorageWeakRef] = []  # beyond the bound, or computed from such tensors
         self.refused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # torch would import its compiler: 1.3 s of CPU
+        return False
+
     def is_exceeded(self) -> bool:
         """Return whether tensors beyond the bound are in use, or too many were asked for."""
         if self._in_use():

@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from fusionzoo.encoders._torchaudio import torchaudio_or_none
-
-torchaudio_or_none()  # where it is broken, transformers may not try it
-import transformers  # noqa: E402
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
-from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES  # noqa: E402
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES  # noqa: E402
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES  # noqa: E402
-
-from fusionzoo.encoders.hf_image import VIDEO_TYPES  # noqa: E402
-from fusionzoo.testing.encoders import WIDTH  # noqa: E402
+from fusionzoo.encoders.hf_image import VIDEO_TYPES
+from fusionzoo.testing.encoders import WIDTH
 
 SIDE = 64  # pixels of an image
 TOKENS = 128  # longest text

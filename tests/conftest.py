@@ -21,7 +21,6 @@ from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from helpers.leftovers import ended_with
 from helpers.nightly import BY_NAME, record
 
-TORCHAUDIO = torchaudio_or_none()  # at once: where it is broken, no library may try to import it
 plugins._loaded_groups.add(plugins.GROUP)  # tests are about fusionzoo, whatever is installed
 
 
@@ -62,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `needs(module)` where the module is not installed, or `torchaudio` where
     it cannot be imported."""
-    if item.get_closest_marker("torchaudio") and TORCHAUDIO is None:
+    if item.get_closest_marker("torchaudio") and torchaudio_or_none() is None:
         pytest.skip("torchaudio cannot be imported beside this torch")
     for marker in item.iter_markers("needs"):
         if find_spec(marker.args[0]) is None:

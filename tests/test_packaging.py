@@ -199,6 +199,27 @@ def test_an_sdist_holds_the_scripts_and_no_tests_and_builds_a_whole_wheel(
     assert contents(build("wheel", top, build_env, tmp_path / "wheel")) == package_files()
 
 
+@pytest.mark.parametrize("module", ["transformers.BertModel", "sentence_transformers", "peft"])
+def test_beside_the_wheel_other_libraries_can_be_imported(module: str, fresh_python: str) -> None:
+    """A requirement that cannot be imported beside the newest torch would break them."""
+    package, _, name = module.partition(".")
+    code = f"from {package} import {name}" if name else f"import {package}"
+    run(fresh_python, "-P", "-c", code, cwd=Path(fresh_python).parent)
+
+
+@pytest.fixture(scope="module")
+def fresh_python(build_env: DefaultIsolatedEnv, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of an environment with the wheel, three extras and the newest libraries."""
+    folder = tmp_path_factory.mktemp("fresh")
+    wheel = build("wheel", copy_checkout(folder / "tree", links=True), build_env, folder)
+    venv.create(folder / "env", with_pip=shutil.which("uv") is None)
+    python = str(folder / "env" / "bin" / "python")
+    install = ["uv", "pip", "install", "--python"] if shutil.which("uv") else []
+    install = [*install, python] if install else [python, "-m", "pip", "install"]
+    run(*install, "--quiet", f"{wheel}[lora,sentence-transformers,stamps]", cwd=folder)
+    return python
+
+
 @pytest.mark.nightly
 def test_pip_installs_every_extra_in_a_fresh_environment(tmp_path: Path) -> None:
     """`.ci/run` installs the extras with uv."""

@@ -192,7 +192,7 @@ class RunConfig(SpeedConfig):
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
-        "tensorboard", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
+        "none", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
     )
     seed: int = option(0, "seed of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")

@@ -21,6 +21,7 @@ from fusionzoo.datasets.loader import make_loader
 from fusionzoo.devices import GPUS, is_out_of_memory
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import key_of, weights_hash
+from fusionzoo.features.frozen import FrozenFeatures, stored_features
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
@@ -484,7 +485,7 @@ def extract(
     )
     with evaluating(job.model), WritingThread(parts) as writing:
         collected = _Collected()
-        for planned, batch in _batches(job, numbers):
+        for planned, batch in _batches(job, numbers, say):
             if batch.ids:  # none where the data set skips all of them
                 columns = in_pieces(batch.to(job.model.device))
                 collected.add(_positions(job.dataset, planned.rows, batch), batch.present, columns)
@@ -495,13 +496,20 @@ def extract(
                 collected = _Collected()
 
 
-def _batches(job: Extraction, numbers: Sequence[int]) -> Iterator[tuple[PlannedBatch, Batch]]:
+def _batches(
+    job: Extraction, numbers: Sequence[int], say: Callable[[str], None]
+) -> Iterator[tuple[PlannedBatch, Batch]]:
     """Yield each planned batch with what was loaded for it."""
     keys = ([(row, 0) for row in planned.rows.tolist()] for planned in job.plan.batches(numbers))
+    stored = FrozenFeatures({}, [])
+    if not job.wanted.layers:
+        stored = stored_features(job.model, job.dataset)
+    for note in stored.notes:
+        say(note)
     loader = make_loader(
-        job.dataset,
+        stored.view(job.dataset),
         keys,
-        job.model.collate(),
+        stored.collate(job.model.collate()),
         num_workers=job.num_workers,
         device=job.model.device,
     )

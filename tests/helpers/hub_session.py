@@ -30,10 +30,7 @@ import torch  # noqa: E402
 from huggingface_hub import constants  # noqa: E402
 
 import fusionzoo as fz  # noqa: E402
-from fusionzoo.encoders._torchaudio import torchaudio_or_none  # noqa: E402
 from helpers import tiny_models  # noqa: E402
-
-torchaudio_or_none()  # as tests/conftest.py: where it is broken, transformers may not try it
 
 constants.DOWNLOAD_CHUNK_SIZE = 4096  # bytes; else a small file is kept whole or not at all
 NAME = "me/stamps"

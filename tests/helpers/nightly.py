@@ -35,7 +35,6 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "results" / "nightly.csv"
 COLUMNS = ("part", "test", "outcome", "seconds", "figures", "commit", "date", "versions")
 VERSIONS = ("torch", "torchvision", "transformers", "timm")
-OLDEST = ("torch==2.11.*", "torchvision==0.26.*", "torchaudio==2.11.*")
 WEEK = timedelta(days=7)
 URGENCY = ("failed", "never ran", "changed", "a week old")
 Row = dict[str, str]
@@ -51,7 +50,7 @@ class Part:
     by_file: bool = False  # a row for each file, not for each test
     assumed: float = 10.0  # seconds of a test that never ran
     variables: Mapping[str, str] = field(default_factory=dict)
-    pins: tuple[str, ...] = ()  # installed in an environment of its own
+    extra: str = ""  # installed besides, in an environment of its own
 
 
 SLOW = Part("slow", ("-m", "(slow or needs) and not nightly"))
@@ -72,7 +71,7 @@ PARTS = (
         variables={"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
     ),
     # Beside it torchaudio can be imported.
-    Part("oldest torch", (), by_file=True, pins=OLDEST),
+    Part("oldest torch", (), by_file=True, extra="torchaudio"),
 )
 BY_NAME = {part.name: part for part in PARTS}
 
@@ -284,14 +283,14 @@ def _pytest(part: Part, tests: Sequence[str], *options: str) -> int:
 
 
 def _python(part: Part) -> str:
-    """Return the interpreter of a part; one with pins has an environment in build/."""
-    if not part.pins:
+    """Return the interpreter of a part; one with an extra has an environment in build/."""
+    if not part.extra:
         return sys.executable
     folder = ROOT / "build" / part.name.replace(" ", "-")
     python = str(folder / "bin" / "python")
     subprocess.run(["uv", "venv", "--quiet", "--clear", str(folder)], check=True)
     install = ["uv", "pip", "install", "--quiet", "--python", python]
-    subprocess.run([*install, "-e", f"{ROOT}[all,loops,test]", *part.pins], check=True)
+    subprocess.run([*install, "-e", f"{ROOT}[all,loops,test,{part.extra}]"], check=True)
     return python
 
 

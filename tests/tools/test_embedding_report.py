@@ -167,7 +167,7 @@ def test_files_without_the_same_ids_are_refused(folder: Path, tmp_path: Path) ->
         fz.embed_report(folder / "emb.parquet", samples=1)
 
 
-@pytest.mark.slow
+@pytest.mark.needs("tensorboard")
 def test_exports_can_be_read_by_their_viewers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

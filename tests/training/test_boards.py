@@ -35,6 +35,7 @@ def test_without_a_board_nothing_is_opened(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.needs("tensorboard")
 def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -133,8 +133,8 @@ def test_a_disk_that_refuses_keeps_the_checkpoint_before(
 
 def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "metrics.json").read_text()
-    hold = "import sys; from fusionzoo.files import lock; f = open(sys.argv[1], 'a+');"
-    hold += " lock(f, 0, '', ''); print('held', flush=True); sys.stdin.read()"
+    hold = "import sys, pathlib, fusionzoo.files as files\nwith files.locked("
+    hold += "pathlib.Path(sys.argv[1]), 0, '', ''): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", hold, str(run / "lock")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
@@ -303,7 +303,7 @@ def test_steps_are_counted_anew_where_an_epoch_has_another_number() -> None:
 def test_a_run_cut_between_the_last_step_of_an_epoch_and_its_evaluation_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = [*QUICK, "--log", "tensorboard", "--train.save_every", "1", "--out", str(tmp_path)]
+    run = [*QUICK, "--train.save_every", "1", "--out", str(tmp_path)]
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cut"):
         patch.setattr("fusionzoo.training.fit.evaluate", cut)
         train(run)

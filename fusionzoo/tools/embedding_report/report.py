@@ -350,7 +350,11 @@ def export(sample: EmbeddedSample, kinds: list[str], folder: Path) -> list[Path]
 
 def export_tensorboard(sample: EmbeddedSample, folder: Path) -> Path:
     """Write every column of vectors for the projector: `tensorboard --logdir FOLDER`."""
-    from torch.utils.tensorboard import SummaryWriter
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        needs = "--export tensorboard needs pip install 'fusionzoo[tensorboard]'"
+        raise FusionZooError(needs) from error
 
     out = folder / "tensorboard"
     with SummaryWriter(str(out)) as writer:

@@ -130,7 +130,10 @@ class Explanations(Sequence[Explanation]):
         if path.suffix == ".json":
             write_json(path, self.to_dict())
         elif path.suffix == ".csv":
-            with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            with (
+                replacing(path) as partial,
+                partial.open("w", newline="", encoding="utf-8") as file,
+            ):
                 writer = csv.writer(file)
                 writer.writerows(self._lines())
         else:

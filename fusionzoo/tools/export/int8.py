@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
+from fusionzoo.evaluation.statistics import share_interval
 from fusionzoo.model import FusionModel
 from fusionzoo.targets import Number, OneOf, Target
 
@@ -163,9 +164,7 @@ def label(answer: Any) -> Any:
 
 def wilson(count: int, total: int) -> dict[str, float]:
     """Return a share with its 95 % interval (Wilson 1927)."""
-    from scipy.stats import binomtest
-
     if not total:
         raise FusionZooError("int8 is compared on validation data, and there is none")
-    interval = binomtest(count, total).proportion_ci(method="wilson")
-    return {"mean": count / total, "low": float(interval.low), "high": float(interval.high)}
+    low, high = share_interval(count / total, total)
+    return {"mean": count / total, "low": low, "high": high}

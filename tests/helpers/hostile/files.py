@@ -20,7 +20,6 @@ import soundfile
 from PIL import Image
 
 import fusionzoo
-from fusionzoo.encoders._torchaudio import torchaudio_or_none
 
 Original = dict[str, bytes]  # name -> contents
 MEDIA = {
@@ -126,7 +125,6 @@ def _parquet(table: pa.Table, compression: str) -> bytes:
 
 def model_folder(folder: Path) -> Path:
     """Save a model with a tiny BERT, its tokenizer and an encoder of vectors."""
-    torchaudio_or_none()  # transformers imports it, and its import may fail beside a newer torch
     from transformers import BertConfig, BertModel, BertTokenizer
 
     source = folder / "source"
