@@ -86,6 +86,10 @@ class _Budget(TorchDispatchMode):
         self.withheld: list[StorageWeakRef] = []  # beyond the bound, or computed from such tensors
         self.refused = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, 1 to 2 s, where a model is loaded
+
     def is_exceeded(self) -> bool:
         """Return whether tensors beyond the bound are in use, or too many were asked for."""
         if self._in_use():
