@@ -284,7 +284,8 @@ class Searcher:
             return index.search(query, k, allowed, visited)
         if not self._in_memory:
             return nearest(self.file.blocks(column), query, k, allowed, scale=scale)
-        blocks = array_blocks(*(x.numpy() for x in self._matrix(column)), BLOCK)
+        vectors, usable = self._matrix(column)
+        blocks = array_blocks(vectors.numpy(), usable.numpy(), BLOCK)
         return nearest(blocks, query, k, allowed, are_units=True, scale=scale)
 
     def _hits(self, scores: Tensor, rows: Tensor, scale: Scale | None) -> list[Hit]:

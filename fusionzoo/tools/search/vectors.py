@@ -379,7 +379,7 @@ def nearest(
     for start, vectors, usable in blocks:
         if allowed is not None:
             usable = usable & allowed[start : start + len(usable)]
-        count = np.count_nonzero(usable.numpy())
+        count = int(np.count_nonzero(usable.numpy()))
         if not count:
             continue
         rows = torch.arange(start, start + len(usable))
