@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .tools.data_convert import convert as convert
     from .tools.embedding_report.report import embed_report as embed_report
     from .tools.explain.explain import explain as explain
+    from .tools.export.export import export as export
     from .tools.export.runtime import load as load
     from .tools.run_report.report import report as report
     from .tools.search.search import Searcher as Searcher
@@ -77,6 +78,7 @@ _HOME = {
     "search": "tools.search.search",
     "embed_report": "tools.embedding_report.report",
     "explain": "tools.explain.explain",
+    "export": "tools.export.export",
     "report": "tools.run_report.report",
     "reproduce": "scripts.reproduce",
     "Searcher": "tools.search.search",

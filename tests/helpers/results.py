@@ -112,6 +112,9 @@ TABLES = (
         ("perf/papers.py", "configs/papers", "fusionzoo/scripts/reproduce.py", *TRAINING),
         "runs/papers",
     ),
+    Table(
+        "search_exact.csv", "python perf/search.py", ("perf/search.py", "fusionzoo/tools/search")
+    ),
     script("which", BENCHMARK, "runs/which"),
     Table(
         "hostile.csv",

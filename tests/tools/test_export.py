@@ -151,6 +151,35 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
         assert ("import math" in source) is (kind == "wave")
 
 
+def test_a_path_a_model_and_the_command_write_the_same(
+    model: FusionModel, exported: Exported, tmp_path: Path
+) -> None:
+    folder = model.save(tmp_path / "model")
+    written = fz.export(folder)
+    assert written.folder == tmp_path / "model" / "exported"
+    assert main(["export", str(folder), "--out", str(tmp_path / "out")]) == 0
+    for other in (written.folder, tmp_path / "out"):
+        assert_same_answers(model, fz.load(other, runtime="onnx"), SAMPLES)
+        about = (x / "preprocess.json" for x in (other, exported.folder))
+        assert next(about).read_text() == next(about).read_text()
+
+
+def test_a_model_in_training_mode_is_exported_as_it_answers(tmp_path: Path) -> None:
+    model = small_model().train()
+    written = fz.export(model, tmp_path / "out")
+    assert model.training and written.int8 is None
+    assert_same_answers(model.eval(), fz.load(written.folder, runtime="onnx"), SAMPLES)
+
+
+def test_mistakes_name_the_settings_of_the_function(model: FusionModel, tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match="out= is missing"):
+        fz.export(model)
+    with pytest.raises(FusionZooError, match="Did you mean 'format='"):
+        fz.export(model, tmp_path / "out", formt="onnx")
+    with pytest.raises(FusionZooError, match="there is no such folder"):
+        fz.export(tmp_path / "none")
+
+
 def test_a_folder_in_use_is_not_overwritten(model: FusionModel, exported: Exported) -> None:
     with pytest.raises(FusionZooError, match="is not empty"):
         export(model, exported.folder)
@@ -216,13 +245,13 @@ def test_in_parts_an_absent_modality_is_not_encoded(
 
 
 @pytest.mark.parametrize(
-    "options", [{"format": "torch-export", "split": True}, {"split": True, "int8_on": object()}]
+    "options", [{"format": "torch-export", "split": True}, {"split": True, "int8": True}]
 )
 def test_options_that_do_not_go_together_are_one_clear_error(
     model: FusionModel, tmp_path: Path, options: dict[str, object]
 ) -> None:
-    with pytest.raises(FusionZooError, match=r"--format onnx|leave --split out"):
-        export(model, tmp_path / "out", **options)  # type: ignore[arg-type]
+    with pytest.raises(FusionZooError, match=r'format="onnx"|leave out split='):
+        export(model, tmp_path / "out", **options)
 
 
 @pytest.mark.slow
@@ -405,7 +434,7 @@ def test_weights_that_stay_as_they_are(
 def test_int8_keeps_the_last_layers_exact_and_reports_its_cost(
     model: FusionModel, tmp_path: Path
 ) -> None:
-    out = export(model, tmp_path / "out", int8_on=labelled(40))
+    out = export(model, tmp_path / "out", labelled(40), int8=True)
     assert out.int8 is not None
     assert out.int8.same["mean"] >= int8.SAME
     stored = json.loads((out.folder / "int8.json").read_text())
@@ -429,7 +458,7 @@ def test_int8_that_changes_answers_is_refused(
 
     monkeypatch.setattr(tool, "quantise", damage)
     with pytest.raises(FusionZooError, match=r"int8 keeps .* at least 97% are needed"):
-        export(model, tmp_path / "out", int8_on=labelled(40))
+        export(model, tmp_path / "out", labelled(40), int8=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.embeddings.extract import model_digest
+from fusionzoo.embeddings.files import ParquetFile
 from fusionzoo.tools.search import index as vector_index
 from fusionzoo.tools.search import vectors as vector_file
 from fusionzoo.tools.search.query import check_same_space
@@ -81,6 +82,30 @@ def test_blocks_memory_and_stream_give_the_same_rows(
     streamed = nearest(blocks, queries, 5)
     torch.testing.assert_close(streamed[0], in_memory[0])
     assert torch.equal(streamed[1], in_memory[1])
+
+
+def test_a_searcher_answers_from_memory_but_for_long_texts_as_from_the_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{row} " * 200 for row in range(200)]
+    about = {"vectors": {"fused": {"normalised": True}}}
+    vectors = drawn(200) / np.linalg.norm(drawn(200), axis=1, keepdims=True)
+    path = write(about=about, text=texts, year=np.arange(200), fused=vectors)
+    expected = Searcher(path, stream=True).search(ids=["s3", "s7"], where="year > 20").to_dict()
+    searcher = Searcher(path)
+    assert searcher.search(ids=["s3", "s7"], where="year > 20").to_dict() == expected
+    read = []
+    take = ParquetFile.take
+    monkeypatch.setattr(ParquetFile, "batches", None)
+    monkeypatch.setattr(ParquetFile, "take", lambda *x: read.append(x[2]) or take(*x))
+    assert searcher.search(ids=["s3", "s7"], where="year > 20").to_dict() == expected
+    assert read == [["text"]]
+
+
+@pytest.mark.parametrize("dim", [65, 128])
+def test_equal_rows_come_in_the_order_of_the_file_in_wide_vectors(dim: int, write: Write) -> None:
+    path = write(fused=np.repeat(drawn(1, dim), 5, axis=0))
+    assert fz.search(path, vector=drawn(1, dim, seed=1)[0]).ids == [f"s{row}" for row in range(5)]
 
 
 def test_equal_rows_come_in_the_order_of_the_file_and_few_rows_are_all_found(write: Write) -> None:

@@ -121,9 +121,9 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"split": True}, "--int8 and --web are of a whole model"),
-        ({"format": "torch-export"}, "--web are of ONNX models"),
-        ({}, "exists and is not empty: choose another --web"),
+        ({"split": True}, "int8= and web= are of a whole model"),
+        ({"format": "torch-export"}, "web= are of ONNX models"),
+        ({}, "exists and is not empty: choose another web="),
     ],
 )
 def test_options_that_do_not_go_together_are_one_clear_error(

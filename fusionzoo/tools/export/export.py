@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +16,18 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.files import replacing_folder, write_json
 from fusionzoo.graphs import quiet, require_onnx
 from fusionzoo.inference import data_settings_of
-from fusionzoo.inputs.data import open_dataset
+from fusionzoo.inputs.data import Data, InMemory, configure, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import NAME as DIGESTS
 from fusionzoo.model_folder import write_digests
 from fusionzoo.progress import progress_bar
+from fusionzoo.structures import evaluating
+from fusionzoo.training.report import Run
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts
@@ -71,25 +75,14 @@ def export_command(args: Sequence[str]) -> int:
     words = list(args)
     if words and not words[0].startswith("-"):
         words = ["--model", *words]
-    return run_command(ExportConfig, HELP, words, _export)
+    return run_command(ExportConfig, HELP, words, _export_and_print)
 
 
-def _export(cfg: ExportConfig) -> int:
+def _export_and_print(cfg: ExportConfig) -> int:
     if not cfg.model:
         raise FusionZooError("say what to export: fusionzoo export runs/a")
     model = load(cfg.model, plugins=cfg.plugins)
-    dataset = open_validation(cfg, model) if cfg.int8 else None
-    out = Path(cfg.out) if cfg.out else Path(cfg.model) / "exported"
-    web, packages = cfg.web or None, cfg.npm_packages or None
-    written = export(
-        model,
-        out,
-        format=cfg.format,
-        split=cfg.split,
-        int8_on=dataset,
-        web=web,
-        npm_packages=packages,
-    )
+    written = _export(cfg, model, None)
     size = sum(x.stat().st_size for x in written.folder.rglob("*") if x.is_file())
     print(f"wrote   {written.folder}, {size / 1e6:,.1f} MB")
     print(
@@ -100,8 +93,10 @@ def _export(cfg: ExportConfig) -> int:
         _print_cost(written.int8)
     if (written.folder / "example.py").is_file():
         print(f"next    python {written.folder / 'example.py'} {_arguments(model)}")
-    if web:
-        print(f"page    python -m http.server --directory {web}    (any server of static files)")
+    if cfg.web:
+        print(
+            f"page    python -m http.server --directory {cfg.web}    (any server of static files)"
+        )
     return 0
 
 
@@ -124,65 +119,73 @@ def _print_cost(loss: Int8Cost) -> None:
         )
 
 
-def open_validation(cfg: ExportConfig, model: FusionModel) -> PairedDataset:
+def open_validation(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> PairedDataset:
     """Open the data on which int8 is compared with the model."""
-    settings = data_settings_of(cfg.data, cfg.model, model.trained_on)
-    targets = {target.name: target.kind for target in model.targets or ()}
-    dataset = open_dataset(settings.to_open, targets or None)
-    dataset = dataset if cfg.data_split == "all" else dataset.split(cfg.data_split)
-    step = max(1, len(dataset) // cfg.samples)
-    return dataset.subset(list(range(0, len(dataset), step))[: cfg.samples])
+    targets = {target.name: target.kind for target in model.targets or ()} or None
+    if isinstance(dataset, PairedDataset):
+        opened = open_dataset({}, targets, dataset)
+    else:
+        given = cfg.data if dataset is None else dataset
+        settings = data_settings_of(given, cfg.model, model.trained_on)
+        opened = open_dataset(settings.to_open, targets)
+    opened = opened if cfg.data_split == "all" else opened.split(cfg.data_split)
+    step = max(1, len(opened) // cfg.samples)
+    return opened.subset(list(range(0, len(opened), step))[: cfg.samples])
 
 
+@keyword_errors
 def export(
-    model: FusionModel,
-    out: str | Path,
-    *,
-    format: Literal["onnx", "torch-export"] = "onnx",
-    split: bool = False,
-    int8_on: PairedDataset | None = None,
-    web: str | Path | None = None,
-    npm_packages: str | Path | None = None,
+    model: FusionModel | Run | str | os.PathLike[str],
+    out: str | os.PathLike[str] = "",
+    data: Data = None,
+    **settings: Any,
 ) -> Exported:
-    """Write a model's graph with what it needs into a folder, which must be new or empty.
+    """Write a model for other runtimes into a folder: `export(run, "exported").folder`.
 
-    Args:
-        model: in evaluation mode, on the CPU
-        out: the folder
-        format: `onnx`, or `torch-export` for `torch.export.load` in Python and C++
-        split: a graph for each encoder, so that an absent modality costs nothing and features can
-            be computed before, and one for the fusion; ONNX only
-        int8_on: also write a model with weights of one byte, if at least 97 % of the answers on
-            these samples stay the same; ONNX only
-        web: also write a folder with a static page that answers in the browser, from the whole
-            float32 model; ONNX only
-        npm_packages: a folder `node_modules` with the packages that the page needs; default: npm
-            fetches them, once, into the cache
-
-    Raises:
-        FusionZooError: the graph differs from the model, or an operation has no counterpart;
-            nothing is written then
+    The folder must be new or empty; without `out` it is `exported` beside the model. Settings are
+    those of `fusionzoo export`: `format="torch-export"`, `split`, `web`, ...; with `int8=True` also
+    a model with weights of one byte, compared on `data`, by default those of the validation. A
+    graph that differs from the model is an error, and nothing is written then.
     """
-    if format == "onnx":
+    path = model.folder if isinstance(model, Run) else model
+    name = "" if isinstance(path, FusionModel) else os.fspath(path)
+    words = {**settings, "model": name, "out": os.fspath(out)}
+    cfg, dataset = configure(ExportConfig, data, words)
+    if isinstance(model, FusionModel) and not cfg.out:
+        raise FusionZooError("--out is missing: the folder to write")
+    loaded = model.model if isinstance(model, Run) else model
+    if not isinstance(loaded, FusionModel):
+        loaded = load(cfg.model, plugins=cfg.plugins)
+    on_cpu = loaded if loaded.device.type == "cpu" else copy.deepcopy(loaded).cpu()
+    with evaluating(on_cpu):
+        return _export(cfg, on_cpu, dataset)
+
+
+def _export(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> Exported:
+    """Export a model that is in evaluation mode, on the CPU."""
+    if cfg.format == "onnx":
         require_onnx()
-    elif split or int8_on is not None or web is not None:
+    elif cfg.split or cfg.int8 or cfg.web:
         raise FusionZooError("--split, --int8 and --web are of ONNX models: --format onnx")
-    if split and (int8_on is not None or web is not None):
-        raise FusionZooError("--int8 and --web are of a whole model: leave --split out")
-    out, page = _unused(out, "--out"), None if web is None else _unused(web, "--web")
+    if cfg.split and (cfg.int8 or cfg.web):
+        raise FusionZooError("--int8 and --web are of a whole model: leave out --split")
+    out = _unused(cfg.out or Path(cfg.model) / "exported", "--out")
+    page = _unused(cfg.web, "--web") if cfg.web else None
+    int8_on = open_validation(cfg, model, dataset) if cfg.int8 else None
+    npm_packages = cfg.npm_packages
     if page is not None:
         page_template()  # before minutes of tracing
-        npm_packages = npm_packages or fetch_packages()
+        npm_packages = npm_packages or str(fetch_packages())
     with replacing_folder(out) as folder:
-        if split:
+        if cfg.split:
             worst, inputs = _write_parts(model, folder)
         else:
-            worst, inputs = _write_whole(model, folder, format)
-        about = write_preprocess(model, folder, inputs, split=split)
+            worst, inputs = _write_whole(model, folder, cfg.format)
+        about = write_preprocess(model, folder, inputs, split=cfg.split)
         decode = write_labels(model, folder)
         if page is not None:
             check_web(about, decode)
-        if format == "onnx":
+        if cfg.format == "onnx":
             write_example(about, decode, folder)
         files = [x for x in folder.rglob("*") if x.is_file() and x.name != DIGESTS]
         write_digests(folder, files)
@@ -190,7 +193,7 @@ def export(
         if int8_on is not None:
             loss = _write_int8(model, folder, int8_on)
             write_digests(folder, [*files, folder / INT8, folder / "int8.json"])
-        if page is not None and npm_packages is not None:
+        if page is not None:
             write_page(folder, page, model.modalities, Path(npm_packages))
     return Exported(out, worst, loss)
 

@@ -110,18 +110,6 @@ def query_vector(
     return unit(vectors[column])
 
 
-def query_from_rows(file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
-    """Return the unit vectors (Q, D) of some rows of the file."""
-    vectors, has_vector = file.some(column, rows)
-    if not has_vector.all():
-        row = rows[int((~has_vector).nonzero()[0, 0])]
-        sample_id = file.take([row], ["id"])[0]["id"]
-        raise FusionZooError(
-            f"{file.path}: sample {sample_id!r} has no vector {column!r}; search by another: --by"
-        )
-    return unit(vectors)
-
-
 def check_fit(file: VectorFile, column: str, query: Tensor, origin: str) -> None:
     """Raise if a query's vectors (Q, D) are no vectors of the column's space."""
     dim = file.dims[column]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -30,7 +31,6 @@ from .query import (
     embed_query,
     name_modalities,
     open_model,
-    query_from_rows,
 )
 from .samples import SearchedSamples, open_samples
 from .vectors import (
@@ -38,8 +38,8 @@ from .vectors import (
     BLOCK,
     PartsOfRows,
     Scale,
-    VectorBlock,
     VectorFile,
+    array_blocks,
     nearest,
     open_vectors,
     unit,
@@ -81,9 +81,12 @@ class Searcher:
             raise FusionZooError(f"method={method!r} is none of auto, exact, index")
         self.method, self.indexed = method, method == "index"
         self.indexed |= method == "auto" and self.file.rows > MAX_EXACT
-        self.stream, self.say, self._plugins, self._data = stream, say, plugins, data
+        self._in_memory = not (stream or self.indexed)
+        self.file = replace(self.file, keeps=self._in_memory)
+        self.say, self._plugins, self._data = say, plugins, data
         self._model_source, self._model = model, None if isinstance(model, str) else model
         self._samples: SearchedSamples | None = None
+        self._checked: set[str] = set()  # columns whose vectors have the length that the file says
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
         self._indexes: dict[str, Index | None] = {}  # None: exact search instead
         self._parts: PartsOfRows | None = None
@@ -128,12 +131,14 @@ class Searcher:
             raise FusionZooError(f"k={k}; it must be at least 1")
         condition = Where(where) if where else None  # its mistakes come before a model is loaded
         column = choose_column(self.file, by, list(values))
-        check_lengths(self.file, column)
+        if column not in self._checked:
+            check_lengths(self.file, column)
+            self._checked.add(column)
         other = open_vectors(ids_from or self.file)
         check_same_space(self.file, other, column)
         rows = other.rows_of(ids)
         allowed = self._allowed(condition, [] if ids_from else rows)
-        parts = [query_from_rows(other, column, rows)] if rows else []
+        parts = [self._vectors_of(other, column, rows)] if rows else []
         query = self._query(values, vector, column, parts)
         scale = self._scale(query, column)
         scores, nearest_rows = self._nearest(query, column, k, allowed, visited, scale)
@@ -173,9 +178,35 @@ class Searcher:
             array = torch.as_tensor(vector, dtype=torch.float32).reshape(1, -1)
             check_fit(self.file, column, array, "the query")
             parts.append(unit(array))
+        if len(parts) == 1 == len(parts[0]):
+            return parts[0]
         mean = torch.cat(parts).mean(0, keepdim=True)
         check_fit(self.file, column, mean, "the query")
         return unit(mean)
+
+    def _vectors_of(self, file: VectorFile, column: str, rows: Sequence[int]) -> Tensor:
+        """Return the unit vectors (Q, D) of some rows of this file, or of another."""
+        if self._in_memory and file is self.file:
+            vectors, usable = (x[list(rows)] for x in self._matrix(column))
+        else:
+            vectors, usable = file.some(column, rows)
+        if not usable.all():
+            row = rows[int((~usable).nonzero()[0, 0])]
+            sample_id = file.take([row], ["id"])[0]["id"]
+            raise FusionZooError(
+                f"{file.path}: sample {sample_id!r} has no vector {column!r}; search by another:"
+                " --by"
+            )
+        return unit(vectors)
+
+    def _matrix(self, column: str) -> tuple[Tensor, Tensor]:
+        """Return a column's vectors at length 1, (N, D), and which rows have one; read once."""
+        if column not in self._vectors:
+            vectors, usable = self.file.matrix(column)
+            for block in vectors.split(BLOCK):
+                block.div_(block.norm(dim=1, keepdim=True).clamp_(min=1e-12))
+            self._vectors[column] = vectors, usable
+        return self._vectors[column]
 
     def _allowed(self, where: Where | None, excluded: Sequence[int]) -> Tensor | None:
         """Return the rows that the filter leaves, bool (N,); None for all of them."""
@@ -191,10 +222,11 @@ class Searcher:
         names = [name for name in where.columns if name in self.file.columns]
         others = [name for name in where.columns if name not in names]
         allowed, start = torch.zeros(self.file.rows, dtype=torch.bool), 0
-        for batch in self.file.batches(list(dict.fromkeys([*names, "id"])), BLOCK):
+        needed = list(dict.fromkeys([*names, "id"])) if others else names or ["id"]
+        for batch in self.file.batches(needed, BLOCK):
             columns = {name: batch.column(name) for name in names}
             columns |= {name: self.samples.column(name, batch.column("id")) for name in others}
-            table = pa.table({**columns, "": pa.array(range(start, start + len(batch)))})
+            table = pa.table({**columns, "": pa.array(np.arange(start, start + len(batch)))})
             rows = where.rows(table)[""].to_numpy()
             allowed[torch.from_numpy(rows.copy())] = True
             start += len(batch)
@@ -250,14 +282,10 @@ class Searcher:
         k = min(k, self.file.rows)
         if index := self._index(column):
             return index.search(query, k, allowed, visited)
-        if self.stream or self.indexed:  # too large for memory
+        if not self._in_memory:
             return nearest(self.file.blocks(column), query, k, allowed, scale=scale)
-        if column not in self._vectors:
-            vectors, usable = self.file.matrix(column)
-            for block in vectors.split(BLOCK):
-                block.div_(block.norm(dim=1, keepdim=True).clamp_(min=1e-12))
-            self._vectors[column] = vectors, usable
-        blocks = tensor_blocks(*self._vectors[column])
+        vectors, usable = self._matrix(column)
+        blocks = array_blocks(vectors.numpy(), usable.numpy(), BLOCK)
         return nearest(blocks, query, k, allowed, are_units=True, scale=scale)
 
     def _hits(self, scores: Tensor, rows: Tensor, scale: Scale | None) -> list[Hit]:
@@ -265,13 +293,12 @@ class Searcher:
         scores, rows = scores[rows >= 0], rows[rows >= 0]
         cosines = scores if scale is None else scale.cosines(scores[None], rows)[0]
         cells = self.file.take(rows.tolist(), self.file.columns)
-        hits = []
-        for place, (row, columns) in enumerate(zip(rows.tolist(), cells, strict=True)):
+        hits, numbers = [], (rows.tolist(), cells, cosines.tolist(), scores.tolist())
+        for rank, (row, columns, cosine, score) in enumerate(zip(*numbers, strict=True), 1):
             sample_id = str(columns.pop("id"))
             sources = self.samples.sources(sample_id)
-            cosine, score = (round(float(x[place]), 6) for x in (cosines, scores))
-            shown = None if scale is None else score
-            hits.append(Hit(place + 1, sample_id, cosine, row, columns, sources, shown))
+            shown = None if scale is None else round(score, 6)
+            hits.append(Hit(rank, sample_id, round(cosine, 6), row, columns, sources, shown))
         return hits
 
     def _how(self, column: str) -> str:
@@ -279,12 +306,6 @@ class Searcher:
             return "exact"
         about = index.about
         return f"index, recall@10 {about.recall:.3f} measured on rows of the file"
-
-
-def tensor_blocks(vectors: Tensor, usable: Tensor) -> Iterator[VectorBlock]:
-    """Yield a matrix in memory in blocks, without a copy."""
-    for start in range(0, len(vectors), BLOCK):
-        yield VectorBlock(start, vectors[start : start + BLOCK], usable[start : start + BLOCK])
 
 
 def search(
