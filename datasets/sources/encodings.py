@@ -42,7 +42,7 @@ ODD_LETTERS = re.compile(
 )
 # ASCII with typographic signs where they belong, of bytes that other encodings take for letters.
 TYPOGRAPHIC = re.compile(
-    "[“‘„]?[A-Za-z]+(’(s|t|re|ve|ll|d|m))?[”…™®]?|«[A-Za-z]+»?|[–—•…“”€£™©®]|[ck]?m[²³]|°[CF]"
+    "[“‘„]?[A-Za-z]+(’(s|t|re|ve|ll|d|m))?[”…™]?|«[A-Za-z]+»?|[–—•…“”€£™©®]|[ck]?m[²³]|°[CF]"
     "|[£€¥±©]?[0-9.,]+([€£%½¼¾°]|°[CF]|[ck]?m[²³])?"
 )
 
@@ -127,7 +127,7 @@ def _is_surer(best: Reading, other: Reading) -> bool:
         gap = other.disorder - best.disorder
         if "EAST" not in scripts:  # coherence is smaller where there are thousands of characters
             gap += best.coherence - other.coherence
-        return gap > 0.1
+        return gap > (0.3 if other.script == "EAST" else 0.1)  # Thai has a letter for any byte
     odd = len(other.odd - best.odd) - 3 * len(best.odd - other.odd)
     if scripts != {"LATIN"}:
         return odd > 0

@@ -31,8 +31,8 @@ TEXTS = {
     "piękny kościół|źródło światła|ćwiczenia z języka|był późno|wąska ścieżka|cześć",
     "czech": "příliš žluťoučký kůň|čerstvý chléb|dobrý den|školní třída|řeka a most|zelené údolí|"
     "krásná země|děkuji mnohokrát|šťastný člověk|těžká zkouška|večeře v pět|město Plzeň",
-    "hungarian": "árvíztűrő tükörfúrógép|jó reggelt|zöld erdő|friss kenyér|szép kőhíd|hűvös őszi szél|"
-    "köszönöm szépen|nagy öröm|tűz és víz|sötét éjszaka|gyönyörű idő|külső ajtó",
+    "hungarian": "árvíztűrő tükörfúrógép|jó reggelt|zöld erdő|friss kenyér|szép kőhíd|"
+    "hűvös őszi szél|köszönöm szépen|nagy öröm|tűz és víz|sötét éjszaka|gyönyörű idő|külső ajtó",
     "russian": "добрый день|зелёный лес|свежий хлеб|большая собака|красивый дом|чёрный кот|"
     "доставка товара|новая книга|где находится музей|спасибо большое|Москва и Казань|"
     "объявление",
@@ -114,7 +114,7 @@ def test_few_words_are_read_right_or_refused(encoding: str, language: str, tmp_p
     "text",
     [
         *("café", "résumé", "Müller", "Straße", "José", "Niño", "größer", "don’t", "“so” he said"),
-        *("10 €", "£20", "20°C", "5 m²", "wait…", "crème brûlée", "¿Qué?", "Nîmes et Besançon"),
+        *("10 €", "£20", "20°C", "5 m²", "wait…", "crème brûlée", "¿Qué?", "Noël à Besançon"),
     ],
 )
 def test_one_western_word_is_enough(text: str, tmp_path: Path) -> None:
