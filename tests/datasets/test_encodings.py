@@ -141,10 +141,10 @@ def test_a_header_that_is_not_ascii_is_read(tmp_path: Path) -> None:
 
 def test_bytes_that_stand_far_into_a_file_take_part(tmp_path: Path) -> None:
     path = tmp_path / "m.csv.gz"
-    lines = ["id,text", *(f"{n},schöne Grüße" for n in range(200_000))]
+    lines = ["id,text", *(f"{n},schöne Grüße" for n in range(80_000))]
     path.write_bytes(gzip.compress("\n".join(lines).encode("cp1250"), 1))
     assert find_encoding(path)[0] == "cp1252"  # which reads these alike
-    lines[150_000:150_012] = TEXTS["polish"].split("|")
+    lines[70_000:70_012] = TEXTS["polish"].split("|")
     path.write_bytes(gzip.compress("\n".join(lines).encode("cp1250"), 1))
     assert find_encoding(path)[0] == "cp1250"
 
