@@ -11,7 +11,7 @@ import pytest
 
 HEAVY = (
     *("pandas", "scipy", "sklearn", "matplotlib", "tensorboard", "PIL", "jinja2", "optuna"),
-    *("transformers", "timm", "torchvision", "torchaudio", "huggingface_hub", "datasets"),
+    *("transformers", "timm", "torchvision", "torchaudio", "datasets"),
 )
 # Commands run as the console command does; what is imported is noted when the first line appears,
 # before the first step, and at the end.

@@ -518,7 +518,7 @@ def decode_text(source: Any) -> str:
         try:
             source = data.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
-            raise FusionZooError(f"{name} is not UTF-8 text: {error}") from error
+            raise FusionZooError(f"{name} is not UTF-8 text: {error}; save it so") from error
     if not isinstance(source, str):
         raise FusionZooError(f"a {type(source).__name__} is not text")
     check_budget("characters", len(source), name)

@@ -383,7 +383,8 @@ def _read_csv(path: Path) -> np.ndarray | Unread:
             table = pv.read_csv(path, read_options=options, convert_options=kinds)
         except pa.ArrowInvalid as error:
             raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
-        if not any(pa.types.is_string(column.type) for column in table.columns):
+        kinds_of_text = (pa.types.is_string, pa.types.is_binary)  # binary: text that is not UTF-8
+        if not any(is_text(x.type) for x in table.columns for is_text in kinds_of_text):
             columns = [column.cast(pa.float64()).to_numpy() for column in table.columns]
             return np.stack(columns, axis=1)
     return Unread("text")

@@ -25,6 +25,7 @@ from fusionzoo.errors import FusionZooError, one_line
 from ..media.budgets import check_expansion
 from ..tables.arrow import check_depth
 from ..tables.provenance import RowNumbers
+from .encodings import Reading, find_sure, read_words
 
 CHUNK = 1 << 20  # bytes that are decoded at a time
 BLOCK = 1 << 20  # bytes that pyarrow reads at a time; a row has to fit
@@ -41,6 +42,10 @@ DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
 SAMPLE = 1 << 18  # characters from the start of a file that show its delimiter
 SAMPLE_ROWS = 200
+# A word that is not ASCII; no encoding has the characters around it within a letter.
+WORD = re.compile(rb"(?<![^\s,;])[^\s,;\x80-\xff]*+[\x80-\xff][^\s,;]*")
+SAMPLE_WORDS = 400  # that show an encoding
+MAX_READINGS, MAX_SHOWN = 6, 40  # encodings and letters in a message
 TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
@@ -122,38 +127,90 @@ def find_encoding(path: Path) -> tuple[str, str]:
 
     A byte-order mark or, in UTF-16, zeros in every other byte decide. Else the file is UTF-8 if it
     can be; a file with accented letters in UTF-8 and a few other bytes is damaged, which is an
-    error. What is left is taken for cp1252, the usual superset of latin-1.
+    error. What is left is guessed from words of the whole file, or refused where these allow more
+    than one encoding.
     """
-    encoding, reason = _find_mark(next(_chunks(path), b"")[:4096])
+    encoding, reason = _find_mark(next(_chunks(path), b""))
     bad = find_bad_byte(path, encoding)
     if bad is None:
         return encoding, reason
     if encoding != "utf-8":
         raise _not_in(path, bad, f"{encoding} (found {reason})", SET_ENCODING)
     letters, bad_bytes = _count_utf8(path)
-    if letters > bad_bytes:
+    if letters > 4 * bad_bytes:  # other encodings have a few by chance
         repair = f"repair it, or {SET_ENCODING}"
         raise _not_in(
             path, bad, f"utf-8, in which the file's {letters:,} other letters are", repair
         )
-    undefined = find_bad_byte(path, "cp1252")
+    words = _sample_words(path)
+    readings = read_words(words)
+    sure = find_sure(readings)
+    if sure is None:
+        raise _unsure(path, words, readings, bad)
+    encoding = codecs.lookup(sure.encoding).name
+    undefined = find_bad_byte(path, encoding)
     if undefined is not None:
-        raise _not_in(path, undefined, "utf-8 or cp1252", SET_ENCODING)
-    return "cp1252", "guessed, as it is not UTF-8: --data.encoding names another"
+        raise _not_in(path, undefined, f"utf-8 or {encoding}", SET_ENCODING)
+    return encoding, "guessed, as it is not UTF-8: --data.encoding names another"
 
 
 def _find_mark(head: bytes) -> tuple[str, str]:
-    """Return the encoding that a mark or zero bytes at the start of a file show, and the reason."""
+    """Return the encoding that marks or zero bytes in a file's first part show, and the reason."""
     for mark, encoding in MARKS:
         if head.startswith(mark) and encoding != "utf-8":
             return encoding, "by its byte-order mark"
     for encoding, zeros, others in (
-        ("utf-16-le", head[1::2], head[0::2]),
-        ("utf-16-be", head[0::2], head[1::2]),
+        ("utf-16-le", head[1:4096:2], head[0:4096:2]),
+        ("utf-16-be", head[0:4096:2], head[1:4096:2]),
     ):
-        if zeros.count(0) > len(zeros) / 2 and not others.count(0):
+        # Commas, digits and line breaks are ASCII in any language; U+4E00 ends in a zero.
+        if zeros.count(0) > max(len(zeros) / 20, 4 * others.count(0)):
             return encoding, "by its zero bytes"
+    if head.isascii() and re.search(rb"\x1b\$[@B]", head):
+        return "iso2022_jp_ext", "by its escape sequences"
     return "utf-8", ""
+
+
+def _sample_words(path: Path) -> list[bytes]:
+    """Return words that are not ASCII from all parts of a file, among them all its bytes."""
+    words: dict[bytes, None] = {}
+    seen: set[int] = set()
+    rest = b"\n"
+    for chunk in _chunks(path, end=True):
+        text = rest + (chunk or b"\n")
+        end = max(map(text.rfind, (b"\n", b"\r", b" ", b",", b";")))
+        rest = text[end:]
+        found = list(dict.fromkeys(WORD.findall(text[:end])))
+        for number, word in enumerate(found):
+            if number % (1 + len(found) // SAMPLE_WORDS) == 0 or not seen.issuperset(word):
+                words[word] = None
+                seen.update(word)
+    spread = list(words)[:: 1 + len(words) // SAMPLE_WORDS]
+    seen = set().union(*spread)
+    for word in words:
+        if not seen.issuperset(word):
+            spread.append(word)
+            seen.update(word)
+    return spread
+
+
+def _unsure(
+    path: Path, words: list[bytes], readings: list[Reading], bad: BadByte
+) -> FusionZooError:
+    """Return the error of a file that may be in several encodings, with a word as each reads it."""
+    if not readings:
+        return _not_in(path, bad, "utf-8, and no other encoding makes words of it", SET_ENCODING)
+    shown = readings[:MAX_READINGS]
+    place = max(range(len(words)), key=lambda number: len({x.words[number] for x in shown}))
+    with gzip.open(path) if is_gzip(path) else path.open("rb") as lines:
+        row = next((n for n, line in enumerate(lines, start=1) if words[place] in line), bad.row)
+    names = [codecs.lookup(reading.encoding).name for reading in shown]
+    pairs = zip(names, shown, strict=True)
+    texts = ", ".join(f"{name}: {x.words[place][:MAX_SHOWN]!r}" for name, x in pairs)
+    return FusionZooError(
+        f"{path} is not UTF-8, and its encoding is not sure; row {row} is in {texts}. Name the"
+        f" right one: --data.encoding {names[0]}"
+    )
 
 
 def find_bad_byte(path: Path, encoding: str) -> BadByte | None:

@@ -144,7 +144,7 @@ def test_a_folder_of_numbers_with_labels_apart_is_one_data_set(tmp_path: Path) -
     for split, rows in parts.items():
         for name, values in {"1": A, "2": B, "labels": Y}.items():
             np.savetxt(tmp_path / f"{name}_{split}.csv", values[rows], delimiter=",")
-    (tmp_path / "1_featname.csv").write_text("BRCA1\nTP53\n")
+    (tmp_path / "1_featname.csv").write_bytes("BRCA1\nTGFβ1\n".encode("cp1253"))
     dataset = create_dataset(str(tmp_path))
     check(dataset)
     assert dataset.split_names == ["train"] * 40 + ["test"] * 20
