@@ -68,13 +68,14 @@ def samples(missing: float = 0.3, **options: Any) -> PairedDataset:
         .to(torch.uint8)
         .unbind()
     )
+    words = options.pop("words", "")
     for row in options.pop("damaged", ()):
         pictures[row] = torch.zeros(1)
     splits = ["train"] * 24 + ["val"] * 8 + ["test"] * 8
     dataset = from_memory(
         {
             "image": pictures,
-            "text": [f"sample {'very ' * (row % 5)}{target[row]}" for row in range(SAMPLES)],
+            "text": [f"{words}sample {'very ' * (row % 5)}{target[row]}" for row in range(SAMPLES)],
             "vector": torch.randn(SAMPLES, 5, generator=draw),
         },
         {"image": "image", "text": "text", "vector": "vector"},
@@ -143,6 +144,53 @@ def test_pictures_are_decoded_once_over_all_runs(
     assert not {"image", "text"} & {*decoded}
     assert decoded.count("vector") > 40
     assert "encoded before, and found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fusion", ["concat", "mbt"])  # which reads pooled vectors, and tokens
+def test_commands_read_the_features_of_a_training_on_the_same_samples(
+    fusion: str, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = samples()
+    folder = run(tmp_path / "a", "auto", data, fusion={"name": fusion, "dim": 16}).folder
+
+    def use(name: str) -> tuple[dict[str, Any], Any, Any]:
+        fusionzoo.embed(folder, data, out=tmp_path / name)
+        answers = fusionzoo.predict(folder, data, split="test").to_pylist()
+        return (
+            fusionzoo.evaluate(folder, data),
+            answers,
+            fusionzoo.read_embeddings(tmp_path / name).vectors,
+        )
+
+    decoded.clear()
+    metrics, answers, embeddings = use("stored.parquet")
+    assert {*decoded} == {"vector"}
+    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "empty"))
+    metrics_anew, answers_anew, embeddings_anew = use("anew.parquet")
+    assert {*decoded} == {"image", "text", "vector"}
+    assert metrics["loss"] == pytest.approx(metrics_anew["loss"], rel=1e-5)
+    assert len(answers) == 8
+    for row, anew in zip(answers, answers_anew, strict=True):
+        assert row["id"] == anew["id"]
+        assert row["p_0"] == pytest.approx(anew["p_0"], rel=1e-4)
+    assert embeddings == pytest.approx(embeddings_anew, abs=1e-5)
+
+
+@pytest.mark.parametrize("change", ["words", "weights"])
+def test_features_of_other_samples_or_weights_are_not_read(
+    change: str, tmp_path: Path, decoded: list[str]
+) -> None:
+    model = run(tmp_path / "a", "auto").model
+    data = samples()
+    if change == "words":
+        data = samples(missing=0, words="other ")
+    else:
+        with torch.no_grad():
+            for _, encoder in model.named_encoders():
+                next(encoder.parameters()).add_(1)
+    decoded.clear()
+    fusionzoo.embed(model, data, out=tmp_path / "a.parquet")
+    assert "text" in decoded
 
 
 def test_the_saved_model_holds_the_encoders(tmp_path: Path) -> None:
