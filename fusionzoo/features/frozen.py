@@ -218,22 +218,20 @@ class Caching:
 def stored_features(model: FusionModel, dataset: PairedDataset) -> FrozenFeatures:
     """Return the features that a training in single precision stored of these samples, as they and
     their encoders still are; nothing is encoded."""
-    modalities = {}
-    encoders = [x for _, x in model.named_encoders()]
+    encoders = [x for _, x in model.named_encoders() if x.modality in dataset.modalities]
     frozen = [x for x in encoders if x.frozen and x.spec.get("name") != WRAPPED]
-    with_tokens = fusion_info(model.spec["fusion"]["name"]).reads == "tokens"
-    entries = feature_cache().entries() if frozen else ()
+    entries = feature_cache().entries() if frozen and not dataset.edits else ()
     described = [x.metadata["description"] for x in entries if x.metadata]
     stored = {x["modality"] for x in described if x.get("data") == dataset.source}
-    samples = _of_three_splits(dataset.whole()) if stored and not dataset.edits else dataset
+    if not stored:  # else the values of all samples are digested
+        return FrozenFeatures({}, [])
+    with_tokens = fusion_info(model.spec["fusion"]["name"]).reads == "tokens"
+    samples, modalities = _of_three_splits(dataset.whole()), {}
     for encoder in frozen:
-        name = encoder.modality
-        if name not in stored or name not in dataset.modalities or dataset.edits:
-            continue
         description = _entry_of(encoder, samples, with_tokens)
         features = StoredModality(description, samples.rows, with_tokens)
         if feature_cache().load(description) and features.holds(dataset.rows):
-            modalities[name] = features
+            modalities[encoder.modality] = features
     found = f"{', '.join(modalities)}: features that training stored are read"
     return FrozenFeatures(modalities, [found] if modalities else [])
 
