@@ -34,9 +34,9 @@ WRONG = "a wrong flag"
 COMMANDS: dict[str, Sequence[str]] = {
     "help": ("--help",),
     WRONG: (*TABLE, "--trian.epochs", "3"),
-    "train, first line": (*TABLE, "--out", "again"),
+    "train, first line": (*TABLE, "--out", "again", "--overwrite"),
     "train, first epoch": (
-        *(*TABLE, "--out", "again", "--train.epochs", "1"),
+        *(*TABLE, "--out", "again", "--overwrite", "--train.epochs", "1"),
         *("--train.batch_size", str(ROWS)),
     ),
     "predict 6 rows, table": ("predict", "table", "six.csv", "--out", "answers.csv"),
