@@ -19,7 +19,6 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
     "base",
 )
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
-HELP = "auto: measure memory format, bf16 and loader processes at start, and take what is faster"
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -33,13 +32,6 @@ KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusio
     *("modality_warmup", *UNFREEZING),
 )
 CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """Whether settings that make work faster are chosen by a short measurement."""
-
-    speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
 
 
 def option(default: Any, help_line: str) -> Any:
@@ -167,7 +159,7 @@ class DistConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(SpeedConfig):
+class RunConfig:
     """All settings of a training run; stored as config.yaml in the run folder."""
 
     plugins: str | list[str] = option(
@@ -206,7 +198,7 @@ class RunConfig(SpeedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelUse(SpeedConfig):
+class ModelUse:
     """Settings that embedding, evaluation and prediction share: a model, run over data."""
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
@@ -245,7 +237,7 @@ class PredictConfig(ModelUse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(SpeedConfig):
+class BenchmarkConfig:
     """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
     plugins: str | list[str] = option(

@@ -100,7 +100,6 @@ def _explain(cfg: ExplainConfig, model: FusionModel | None, dataset: InMemory) -
         num_workers=cfg.num_workers,
         device=cfg.device,
         plugins=cfg.plugins,
-        speed=cfg.speed,
     )
     model = open_model(use, model)
     question = Question.of(model, cfg.answer, cfg.label)

@@ -95,7 +95,6 @@ def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
         num_workers=cfg.num_workers,
         device=cfg.device,
         plugins=cfg.plugins,
-        speed=cfg.speed,
     )
     refuse_to_replace(read_yaml(run.folder / "config.yaml")["data"], str(path), "--html")
     model = open_model(use, run.model)
