@@ -91,9 +91,6 @@ class TrainConfig:
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
     )
-    soup: Count | None = option(
-        None, "average the weights of up to this many best epochs while validation does not fall"
-    )
     trials: Count = option(
         1,
         "train so many times and keep the best by validation: first with learning rates x 1, 1/3"
