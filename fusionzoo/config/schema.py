@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Interval
 
@@ -197,6 +197,12 @@ class RunConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
     """Settings that embedding, evaluation and prediction share: a model, run over data."""
+
+    @classmethod
+    def of(cls, cfg: Any, **changes: Any) -> Self:
+        """Return settings of this kind, with the values that another command's have by name."""
+        shared = {x.name: getattr(cfg, x.name) for x in fields(cls) if hasattr(cfg, x.name)}
+        return cls(**(shared | changes))
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
     target: str | list[str] = option("", "label column, where it has another name than in training")

@@ -265,15 +265,7 @@ def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
 
 
 def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMemory) -> Analysis:
-    settings = EvaluateConfig(
-        model=cfg.model,
-        data=cfg.data,
-        target=cfg.target,
-        split=cfg.split,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        plugins=cfg.plugins,
-    )
+    settings = EvaluateConfig.of(cfg)
     model = open_model(settings, model)
     opened = labelled(model, open_data(settings, model, dataset))
     complete = opened.present.all(1).nonzero()[:, 0]

@@ -91,16 +91,7 @@ def explain(
 
 @torch.no_grad()
 def _explain(cfg: ExplainConfig, model: FusionModel | None, dataset: InMemory) -> Explanations:
-    use = PredictConfig(
-        model=cfg.model,
-        data=cfg.data,
-        target=cfg.target,
-        split=cfg.split,
-        batch_size=cfg.batch_size,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        plugins=cfg.plugins,
-    )
+    use = PredictConfig.of(cfg)
     model = open_model(use, model)
     question = Question.of(model, cfg.answer, cfg.label)
     dataset = open_data(use, model, dataset)
