@@ -272,7 +272,7 @@ def describe_features(
     """Describe an encoder's features of a data set, but for the view."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
     max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
+    return describe(encoder, dataset, max_tokens=max_tokens, precision="fp32")
 
 
 def store_features(
@@ -294,7 +294,6 @@ def store_features(
             dataset,
             num_workers=loader_workers(bench.cfg),
             max_tokens=description["max_tokens"],
-            dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
             view=description.get("view", 0),
             device=device_of(bench.cfg),
             after_batch=lambda _: check_time(deadline),

@@ -108,7 +108,6 @@ class TrainConfig:
     )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
-    eval_batch_size: Count | None = option(None, "none = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes per rank; none = chosen by cores"
     )
@@ -299,7 +298,6 @@ class BenchmarkConfig:
     )
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
-    precision: Literal["fp32", "bf16"] = option("fp32", "precision of cached features")
     standardise: bool = option(True, "probe: centre and scale features by the training split")
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")

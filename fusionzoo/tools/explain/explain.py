@@ -41,6 +41,7 @@ from .attribution import (
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
+ORDERS = 32  # pairs of random orders, of more than MAX_EXACT modalities or columns
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
 HELP = """
 Explain a model's answers: `fusionzoo explain runs/a my.csv --html why.html`.
@@ -61,7 +62,6 @@ class ExplainConfig(ModelUse):
     samples: int = option(20, "samples whose words, regions, ... are explained too, at random")
     parts: Count = option(64, "most words, regions or stretches of a value; neighbours are joined")
     background: Count = option(16, "tabular: samples whose cells stand in for those hidden")
-    permutations: Count = option(32, "more than 8 modalities or columns: pairs of random orders")
     seed: int = option(0, "of the choice of samples, of background and of orders")
     html: str = option("", "page to write, with pictures, texts and players")
     out: str = option("", "file for the figures, .json or .csv (a row per sample)")
@@ -125,7 +125,7 @@ def explain_batch(
     if len(names) <= MAX_EXACT:
         shares = exact_shares(evaluate, names)
     else:
-        shares = sampled_shares(lambda _: evaluate, names, cfg.permutations, cfg.seed)
+        shares = sampled_shares(lambda _: evaluate, names, ORDERS, cfg.seed)
     fewer = [frozenset(names), *(frozenset(names) - {name} for name in names)]
     logits = fuse_subsets(model, features, fewer)
     answers = [question.decode(x) for x in logits]
@@ -296,7 +296,7 @@ class PartsExplainer:
             shares = sampled_shares(
                 lambda pair: evaluate_with([background[pair % len(background)]]),
                 players,
-                max(self.cfg.permutations, len(background)),
+                max(ORDERS, len(background)),
                 self.cfg.seed,
             )
         return [
