@@ -15,7 +15,6 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,27 +83,19 @@ def embed(
     from fusionzoo.plugins import load_plugins
     from fusionzoo.training.loaders import num_workers
     from fusionzoo.training.report import report_failures
-    from fusionzoo.training.speed import choose_for_inference
     from fusionzoo.training.tracker import Tracker
 
     out = Path(cfg.out)
     load_plugins(cfg.plugins)  # one may hold the format of the file
     check_out(out)
-    if cfg.engine == "ray":
-        if world.size > 1:
-            raise FusionZooError("--engine ray starts its own processes: leave torchrun out")
-        if cfg.speed == "auto":
-            raise FusionZooError("--speed auto measures this process, not Ray's: leave one out")
+    if cfg.engine == "ray" and world.size > 1:
+        raise FusionZooError("--engine ray starts its own processes: leave torchrun out")
     objects = (model, dataset)
     model, rows, settings = open_model_and_data(cfg, world, *objects)
     parts = PartsFolder(out)
-    speed = choose_for_inference(cfg, model, rows, cfg.out, world, stored=parts.folder.is_dir())
-    cfg = replace(cfg, batch_size=speed.batch_size, num_workers=speed.num_workers)
-    cfg = cfg if speed.amp is None else replace(cfg, amp="bf16")
     job = Extraction.of(cfg, settings, model, rows, num_workers(cfg.num_workers, world))
     if sizes := untrained_prefixes(job.wanted, model):
         print(f"warning: the model was not trained with --matryoshka {','.join(map(str, sizes))}")
-    Tracker(world).say(*speed.notes)
     with claimed(parts, job, cfg, world) as pending:
         with progress(job, parts, pending, world) as (advance, say):
             if cfg.engine == "ray":

@@ -141,7 +141,6 @@ def train_once(
     from fusionzoo.training.fit import RunInProgress
     from fusionzoo.training.report import Run
     from fusionzoo.training.run_folder import claim_folder
-    from fusionzoo.training.speed import choose_for_training
 
     is_trial = tracker.folder is not None
     trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
@@ -157,10 +156,6 @@ def train_once(
         tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
         try:
             loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
-            loaders, notes = choose_for_training(trainer, loaders, folder, resume=resume)
-            if notes:
-                tracker.say(*notes)
-                tracker.lap("choose speed")
             if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
                 return Run(folder, exit_code, trainer.module.model)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
@@ -292,7 +287,6 @@ def refit(
     from fusionzoo.distributed import from_main
     from fusionzoo.training import checkpoint
     from fusionzoo.training.fit import RunInProgress
-    from fusionzoo.training.speed import choose_for_training
     from fusionzoo.training.tracker import Tracker
 
     cfg, world, epochs = trainer.cfg, trainer.world, state.best["epoch"]
@@ -315,7 +309,6 @@ def refit(
         done, resume = checkpoint.State(data=state.data, best={"epoch": epochs}), False
     try:
         loaders = build_loaders(again, dataset, splits, silent, resume=resume)
-        loaders, _ = choose_for_training(again, loaders, folder, resume=True)
         run = RunInProgress(again, loaders, done, folder, silent, last=path.name)
         exit_code = run.refit(epochs)
     finally:

@@ -111,9 +111,3 @@ def same_randomness(device: torch.device) -> Iterator[None]:
     finally:
         set_gpu_random_state(state, device)
         random.setstate(state_of_python)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait for a GPU, whose calls return before their work is done."""
-    if device.type in GPUS:
-        getattr(torch, device.type).synchronize(*_numbered(device))

@@ -50,7 +50,6 @@ from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
-from fusionzoo.training.speed import as_float32, choose_for_inference
 from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 
 Settings = EvaluateConfig | PredictConfig
@@ -224,9 +223,6 @@ def encode_batches(
 
     `by_length` puts samples of similar length together, which is faster; else the data's order.
     """
-    speed = choose_for_inference(cfg, model, dataset, cfg.out)
-    for note in speed.notes:
-        print(note)
     stored = stored_features(model, dataset)
     for note in stored.notes:
         print(note)
@@ -234,17 +230,15 @@ def encode_batches(
     lengths = dataset.lengths() if by_length else None
     loader = make_loader(
         stored.view(dataset),
-        PairedBatchSampler(sampler, speed.batch_size, lengths=lengths),
+        PairedBatchSampler(sampler, cfg.batch_size, lengths=lengths),
         stored.collate(model.collate()),
-        num_workers=num_workers(speed.num_workers, World()),
+        num_workers=num_workers(cfg.num_workers, World()),
     )
     progress = progress_bar(total=len(dataset), desc=label, unit="sample")
     with progress, evaluating(model):
         for batch in loader:
             batch = batch.to(model.device)
-            with speed.autocast(model.device):
-                features = model.encode(batch)
-            yield batch, {name: as_float32(x) for name, x in features.items()}
+            yield batch, model.encode(batch)
             progress.update(len(batch.ids))
     failures = dataset.failures()
     if failures:

@@ -615,6 +615,6 @@ def test_the_commands_explain_themselves(command: str, capsys: pytest.CaptureFix
     assert console([command, "--help"]) == 0
     printed = capsys.readouterr().out
     assert f"fusionzoo {command} runs/a" in printed
-    assert "--batch_size" in printed and "--speed" not in printed
+    assert "--batch_size" in printed and "--num_workers" not in printed
     assert console([command, "--help-all"]) == 0
-    assert "--speed" in capsys.readouterr().out
+    assert "--num_workers" in capsys.readouterr().out

@@ -180,7 +180,7 @@ def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, st
     return groups, f"column {table.name('group')!r}{alone}"
 
 
-def missing_words(table: Columns, names: Collection[str] | None = None) -> str:
+def note_of_missing(table: Columns, names: Collection[str] | None = None) -> str:
     """Say which words were read as missing values: `'NA' 3 in text`; by default in all columns."""
     used = {name: words for name, words in table.missing.items() if words}
     parts = [
@@ -423,11 +423,11 @@ def _read_columns(
     provenance = replace(
         provenance,
         reading=(*provenance.reading, *table.settings.notes, *notes, *table.notes, *segment_notes),
-        missing=missing_words(table),
+        missing=note_of_missing(table),
         missing_labels={
             name: words
             for name in ("target", *labels)
-            if name in table and (words := missing_words(table, [table.name(name)]))
+            if name in table and (words := note_of_missing(table, [table.name(name)]))
         },
         numbered="id" not in table,
         repeated_ids=repeated,

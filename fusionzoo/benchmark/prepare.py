@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, split_name
-from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.devices import same_randomness, seed_everything
-from fusionzoo.distributed import World
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.devices import seed_everything
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
@@ -23,23 +22,14 @@ from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupted
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode, fingerprint, key_of
-from fusionzoo.files import cache_root, make_cache_folder, write_json
+from fusionzoo.files import cache_root, make_cache_folder
 from fusionzoo.fusion import create_fusion
-from fusionzoo.model import FusionModel, encode_rows
+from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, evaluating, seed_of
+from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
-from fusionzoo.training.speed import (
-    Settings,
-    Timing,
-    choose,
-    describe_choice,
-    measure_loading,
-    spread,
-    worker_options,
-)
 
 from .bench import (
     Bench,
@@ -282,7 +272,7 @@ def describe_features(
     """Describe an encoder's features of a data set, but for the view."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
     max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
+    return describe(encoder, dataset, max_tokens=max_tokens, precision="fp32")
 
 
 def store_features(
@@ -304,7 +294,6 @@ def store_features(
             dataset,
             num_workers=loader_workers(bench.cfg),
             max_tokens=description["max_tokens"],
-            dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
             view=description.get("view", 0),
             device=device_of(bench.cfg),
             after_batch=lambda _: check_time(deadline),
@@ -432,42 +421,6 @@ def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoder
     return _frozen_cache[key]
 
 
-def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
-    """Return the bench with the number of loader processes that encodes fastest.
-
-    On a CPU encoders are in channels-last format anyway; bf16 would change features, which
-    `--precision` decides. So nothing that is compared changes, and stored results stay valid.
-    """
-    cfg, device = bench.cfg, device_of(bench.cfg)
-    if cfg.speed == "off":
-        return bench
-    defaults: Settings = {"num_workers": loader_workers(cfg)}
-    collate = Collate({name: encoder.processor(False) for name, encoder in encoders.items()})
-    keys = spread(dataset.by_length(), BATCH)
-    copies = {name: copy.deepcopy(encoder).to(device) for name, encoder in encoders.items()}
-
-    @torch.no_grad()
-    def work(batch: Batch) -> None:
-        for column, (name, encoder) in enumerate(copies.items()):
-            with evaluating(encoder):
-                encode_rows(encoder, batch.inputs[name], batch.present[:, column])
-
-    def measured(settings: Settings) -> Timing:
-        return measure_loading(dataset, collate, keys, settings["num_workers"], work, device)
-
-    passes = cfg.epochs * cfg.seeds * len(bench.folds) if cfg.mode == "finetune" else cfg.views
-    options = worker_options(cfg.num_workers, defaults["num_workers"], World())
-    with same_randomness(device):
-        choice = choose(defaults, options, measured, samples=passes * len(dataset))
-    path = Path(cfg.out) / "speed.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, choice.record)
-    note = describe_choice(choice, defaults, path.name)
-    print(note)
-    cfg = replace(cfg, num_workers=choice.settings["num_workers"])
-    return replace(bench, cfg=cfg, notes=(*bench.notes, note))
-
-
 def prepare(
     bench: Bench,
     dataset: PairedDataset,
@@ -487,8 +440,6 @@ def prepare(
         dims={name: encoder.dim for name, encoder in encoders.items()},
         notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
     )
-    if not bench.of_folds:
-        bench = choose_workers(bench, dataset, encoders)
     clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
         bench = _prepare_finetune(bench, dataset, encoders)

@@ -314,7 +314,7 @@ def _path(bench: Bench, job: Job) -> Path:
 IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
 IRRELEVANT |= {"baselines", "external", "table_columns", "figures", "shard", "subgroups"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
-IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}
+IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins"}
 
 
 class JobResult(NamedTuple):

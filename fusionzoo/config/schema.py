@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Interval
 
@@ -19,7 +19,6 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
     "base",
 )
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
-HELP = "auto: measure memory format, bf16 and loader processes at start, and take what is faster"
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -33,13 +32,6 @@ KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusio
     *("modality_warmup", *UNFREEZING),
 )
 CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """Whether settings that make work faster are chosen by a short measurement."""
-
-    speed: Literal["off", "auto"] = field(default="off", metadata={"help": HELP})
 
 
 def option(default: Any, help_line: str) -> Any:
@@ -99,9 +91,6 @@ class TrainConfig:
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
     )
-    soup: Count | None = option(
-        None, "average the weights of up to this many best epochs while validation does not fall"
-    )
     trials: Count = option(
         1,
         "train so many times and keep the best by validation: first with learning rates x 1, 1/3"
@@ -119,7 +108,6 @@ class TrainConfig:
     )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
-    eval_batch_size: Count | None = option(None, "none = batch_size")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes per rank; none = chosen by cores"
     )
@@ -167,7 +155,7 @@ class DistConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(SpeedConfig):
+class RunConfig:
     """All settings of a training run; stored as config.yaml in the run folder."""
 
     plugins: str | list[str] = option(
@@ -206,8 +194,14 @@ class RunConfig(SpeedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelUse(SpeedConfig):
+class ModelUse:
     """Settings that embedding, evaluation and prediction share: a model, run over data."""
+
+    @classmethod
+    def of(cls, cfg: Any, **changes: Any) -> Self:
+        """Return settings of this kind, with the values that another command's have by name."""
+        shared = {x.name: getattr(cfg, x.name) for x in fields(cls) if hasattr(cfg, x.name)}
+        return cls(**(shared | changes))
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
     target: str | list[str] = option("", "label column, where it has another name than in training")
@@ -245,7 +239,7 @@ class PredictConfig(ModelUse):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(SpeedConfig):
+class BenchmarkConfig:
     """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
     plugins: str | list[str] = option(
@@ -304,7 +298,6 @@ class BenchmarkConfig(SpeedConfig):
     )
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
-    precision: Literal["fp32", "bf16"] = option("fp32", "precision of cached features")
     standardise: bool = option(True, "probe: centre and scale features by the training split")
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")

@@ -79,7 +79,6 @@ class AnalyseConfig:
     )
     model: str = option("", "model or run folder: analyse its interactions (emap), not the data")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
-    encoder_epochs: Count = option(10, "epochs to train encoders without weights")
     folds: Annotated[int, Ge(0)] | None = option(
         None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
     )
@@ -93,7 +92,6 @@ class AnalyseConfig:
     csv_safe: bool = option(False, CSV_SAFE)
     split: str = option("test", "emap: train | val | test | all")
     samples: Count = option(400, "emap: most samples; two modalities take their square of passes")
-    completions: Count = option(256, "emap: random completions with three or more modalities")
     json: str = option("", "file for the figures")
     jobs: Count | None = option(None, "processes; none = one per core")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
@@ -212,7 +210,6 @@ def analyse(
         target=cfg.target,
         encoders=cfg.encoders,
         folds=cfg.folds,
-        encoder_epochs=cfg.encoder_epochs,
         tune=0,
         corruptions="none",
         jobs=cfg.jobs,
@@ -265,15 +262,7 @@ def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
 
 
 def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMemory) -> Analysis:
-    settings = EvaluateConfig(
-        model=cfg.model,
-        data=cfg.data,
-        target=cfg.target,
-        split=cfg.split,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        plugins=cfg.plugins,
-    )
+    settings = EvaluateConfig.of(cfg)
     model = open_model(settings, model)
     opened = labelled(model, open_data(settings, model, dataset))
     complete = opened.present.all(1).nonzero()[:, 0]
@@ -296,7 +285,7 @@ def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMem
         for _, features in encode_batches(model, samples, settings, "encode", by_length=False)
     ]
     features = {name: join_batches([batch[name] for batch in batches]) for name in batches[0]}
-    result = interactions(model.fusion, features, score, completions=cfg.completions, seed=cfg.seed)
+    result = interactions(model.fusion, features, score, seed=cfg.seed)
     note = f"{len(chosen)} of {len(complete)} complete samples of split {cfg.split!r}"
     return Analysis(source=opened.source, emap=result, notes=(note,), advice=advise_model(result))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.evaluation.calibration import calibration as calibration_figures
 from fusionzoo.evaluation.measure import Answers
-from fusionzoo.evaluation.metrics import row_mean
+from fusionzoo.evaluation.metrics import multilabel_macro_f1, row_mean
 from fusionzoo.targets import AnyOf, Level, Number, Target, words
 
 from .tasks import OBJECTIVES, standard_objective
@@ -189,24 +189,16 @@ def _thresholds_help(logits: Tensor, labels: Tensor, weights: Tensor | None) -> 
     for rest, fold in _folds(len(logits)):
         limits = best_thresholds(logits[rest], labels[rest], _rows(weights, rest))
         predicted[fold] = logits[fold].sigmoid() > limits
-    return macro_f1(predicted, labels, weights) > macro_f1(logits > 0, labels, weights)
+    before = f1_of_occurring(logits > 0, labels, weights)
+    return f1_of_occurring(predicted, labels, weights) > before
 
 
-def macro_f1(predicted: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
+def f1_of_occurring(predicted: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     """Return the mean F1 over the labels that occur: (N, K) bool, (N, K), weights (N,)."""
-    occurs = labels.any(0)
+    occurs = labels.bool().any(0)
     if not occurs.any():
         return 0.0
-    from sklearn.metrics import f1_score  # importing it takes a second of CPU
-
-    score = f1_score(
-        labels[:, occurs].long().numpy(),
-        predicted[:, occurs].long().numpy(),
-        average="macro",
-        zero_division=0,
-        sample_weight=None if weights is None else weights.numpy(),
-    )
-    return float(score)
+    return multilabel_macro_f1(predicted[:, occurs], labels[:, occurs], weights)
 
 
 def measure(
@@ -247,8 +239,8 @@ def _measure(
     if isinstance(target, AnyOf):
         limits = [entry.thresholds.get(name, 0.5) for name in target.classes]
         predicted = scaled.sigmoid() > torch.tensor(limits)
-        figures["macro_f1_before"] = macro_f1(scaled > 0, labels, weights)
-        figures["macro_f1_after"] = macro_f1(predicted, labels, weights)
+        figures["macro_f1_before"] = f1_of_occurring(scaled > 0, labels, weights)
+        figures["macro_f1_after"] = f1_of_occurring(predicted, labels, weights)
     count = len(entry.scores)
     if math.ceil((count + 1) * COVERAGE) <= count:
         limit = entry.limit(COVERAGE, target.name)

@@ -42,7 +42,6 @@ class State:
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the number of processes of this run
     val_losses: list[float] = field(default_factory=list)  # of each epoch, for plateau
-    soup: list[Contents] = field(default_factory=list)  # metrics of the epochs that soup may use
     data: dict[str, str] = field(default_factory=dict)  # identity of the data trained on, by part
 
     def is_best(self, metrics: Contents, tasks: Tasks) -> bool:

@@ -19,7 +19,7 @@ from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieva
 from fusionzoo.fsdp import sharded
 from fusionzoo.processes import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext
-from fusionzoo.training import checkpoint, soup
+from fusionzoo.training import checkpoint
 
 from .checkpoint import State
 from .loaders import chunks
@@ -159,7 +159,6 @@ class RunInProgress:
                     break
                 is_best = self.evaluate_epoch()
                 self._save(same_as=self.best if is_best else None)
-                soup.remove_rejected(self.trainer, state, self.best.parent)
                 tracker.lap("evaluate and save")
         if late:
             self._stop_in_time()
@@ -169,7 +168,6 @@ class RunInProgress:
             tracker.say(
                 f"no better epoch for {cfg.patience}: stopped after epoch {state.evaluated}"
             )
-        self._mix_soup()
         return 0
 
     def refit(self, epochs: int) -> int:
@@ -262,8 +260,6 @@ class RunInProgress:
             if "val" in self.loaders:
                 val = evaluate(trainer, self.loaders["val"])
             state.evaluated += 1
-            if self._in_last_phase():
-                soup.add_candidate(trainer, state, val, self.best.parent)
         if val:
             state.val_losses.append(val["loss"])
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
@@ -293,25 +289,6 @@ class RunInProgress:
         self._save(replace(state, best=best_so_far))
         self.tracker.lap("evaluate and save")
 
-    def _mix_soup(self) -> None:
-        """Replace the best epoch's weights by the greedy soup, if `--train.soup` finds one."""
-        trainer, state = self.trainer, self.state
-
-        def evaluate_soup() -> Metrics:
-            with trainer.ema_weights():
-                return evaluate(trainer, self.loaders["val"])
-
-        metrics = soup.mix(trainer, state, self.best.parent, evaluate_soup)
-        if metrics is None:
-            return
-        name, epochs = trainer.module.tasks.leading, ", ".join(map(str, metrics["soup"]))
-        self.tracker.say(
-            f"soup of epochs {epochs}: val {name} {metrics[name]:.3f}, of the best epoch alone"
-            f" {state.best[name]:.3f}"
-        )
-        state.best = {**state.best, **metrics, "epoch": state.best["epoch"]}
-        checkpoint.save(self.best, trainer, state, keep=2)
-
 
 def check_refit(trainer: Trainer) -> None:
     """Raise an error for settings that `--train.refit` cannot keep, before anything is trained."""
@@ -320,8 +297,6 @@ def check_refit(trainer: Trainer) -> None:
         return
     if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
         raise FusionZooError(f"--optim.schedule plateau follows a validation loss; {why}")
-    if cfg.train.soup:
-        raise FusionZooError(f"--train.soup mixes epochs by their validation; {why}")
     if cfg.train.time_limit is not None:
         raise FusionZooError("--train.refit trains twice, and has no --train.time_limit")
     for name, strategy in trainer.module.balance.items():
@@ -334,9 +309,8 @@ def check_last(cfg: RunConfig) -> None:
     if cfg.train.select != "last":
         return
     why = "and --train.select last keeps the last epoch whatever validation says: leave one out"
-    for name in ("patience", "soup"):
-        if getattr(cfg.train, name) is not None:
-            raise FusionZooError(f"--train.{name} goes by validation, {why}")
+    if cfg.train.patience is not None:
+        raise FusionZooError(f"--train.patience goes by validation, {why}")
     if cfg.train.trials > 1:
         raise FusionZooError(f"--train.trials keeps the best by validation, {why}")
     if cfg.train.refit:

@@ -41,11 +41,10 @@ def build_loader(
         seed=cfg.seed,
         pad=train,
     )
-    size = cfg.train.batch_size if train else cfg.train.eval_batch_size or cfg.train.batch_size
     similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
     return make_loader(
         dataset,
-        PairedBatchSampler(sampler, size, lengths=similar),
+        PairedBatchSampler(sampler, cfg.train.batch_size, lengths=similar),
         collate,
         num_workers=num_workers(cfg.train.num_workers, world),
         device=world.device,

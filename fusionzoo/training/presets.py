@@ -62,13 +62,12 @@ class Length:
     patience: int
     time_limit: str  # of all trials
     trials: int = 1
-    soup: int | None = None
 
 
 LENGTHS: dict[Name, Length] = {
     "fast": Length(steps=300, fewest=4, most=25, patience=5, time_limit="40s"),
     "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m", trials=3),
-    "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", trials=5, soup=3),
+    "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", trials=5),
 }
 FINE_TUNING = replace(LENGTHS["best"], steps=400, fewest=8, most=30, patience=4)
 
@@ -122,9 +121,6 @@ def choose(name: Name, there: PresetInputs, batch_size: int = 32) -> PresetChoic
     if not there.gpu and any(there.kinds[x] == "image" for x in encoders):
         train["channels_last"] = True
         reasons["train.channels_last"] = "a CPU convolves images faster so"
-    if length.soup is not None:
-        train["soup"] = length.soup
-        reasons["train.soup"] = "averages the best epochs where validation does not fall"
     optim: Tree = {}
     if trained:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
@@ -250,11 +246,10 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     """Return the chosen settings without those that contradict what the user sets."""
     settings = {section: dict(chosen[section]) for section in chosen}
     optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
-    if (given.get("train") or {}).get("refit"):  # trains twice, and has neither
-        for key in ("time_limit", "soup"):
-            settings["train"].pop(key, None)
+    if (given.get("train") or {}).get("refit"):  # trains twice, and has no limit
+        settings["train"].pop("time_limit", None)
     if (given.get("train") or {}).get("select") == "last":  # whatever validation says
-        for key in ("patience", "soup", "trials"):
+        for key in ("patience", "trials"):
             settings["train"].pop(key, None)
     joins = (given.get("train") or {}).get("seeds", 1) > 1  # several trainings are joined
     if joins or optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them

@@ -246,7 +246,7 @@ def write_results(
         **({WEIGHTED_BY: test[WEIGHTED_BY]} if WEIGHTED_BY in test else {}),
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
-        **{key: x for key, x in state.best.items() if key in ("soup", "refit", "seeds")},
+        **{key: x for key, x in state.best.items() if key in ("refit", "seeds")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},

@@ -30,7 +30,7 @@ REPEATED = ("trials", "seeds")  # settings of `train`, and folders of a run's se
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
     *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
-    *("speed.json", "trials", "trials.json", "seeds", "seeds.json", "check"),
+    *("trials", "trials.json", "seeds", "seeds.json", "check"),
 )
 
 

@@ -108,11 +108,7 @@ def weights(result: Run) -> dict[str, Tensor]:
     "settings",
     [
         {"fusion": {"name": "concat", "dim": 16}},
-        {
-            "fusion": {"name": "mbt", "dim": 16},
-            "balance": "modality_dropout",
-            "train": {"eval_batch_size": 3},
-        },
+        {"fusion": {"name": "mbt", "dim": 16}, "balance": "modality_dropout"},
         {"fusion": {"name": "mean", "dim": 16}, "balance": "mla"},
         {"fusion": {"name": "gmu", "dim": 16}, "train": {"amp": "bf16"}},
         {

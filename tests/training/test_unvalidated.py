@@ -97,7 +97,6 @@ def test_seeds_join_their_last_epochs(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"train": {"patience": 2}}, "patience= goes by validation"),
-        ({"train": {"soup": 2}}, "soup= goes by validation"),
         ({"train": {"trials": 2}}, "trials= keeps the best by validation"),
         ({"train": {"refit": True}}, "select= last trains for all"),
         ({"train": {"calibrate": "temperature"}}, 'calibrate="temperature" needs'),

@@ -190,7 +190,7 @@ def test_a_run_is_weighted_says_so_and_its_model_remembers_the_column(
 
 WAYS: dict[str, dict[str, Any]] = {
     "as usual": {},
-    "soup": {"soup": 2, "ema": 0.5},
+    "an average": {"ema": 0.5},
     "refit": {"refit": True},
     "several seeds": {"seeds": 2},
     "classes alike": {"sampler": "class_weighted"},

@@ -37,6 +37,7 @@ MAX_CKA = 3000  # samples, whose products are (N, N)
 NOTHING = Interval(math.nan, math.nan, math.nan)
 MIN_POINTS = 5
 PERPLEXITY = 30.0
+PREVIEWS = 1500  # samples whose image or text the page shows
 THUMBNAIL = 56  # pixels of the longer side
 MAX_TEXT = 160  # characters of a text beside the map
 DIGITS = 3  # of coordinates, which run from 0 to 1
@@ -286,12 +287,12 @@ def maps_of(sample: EmbeddedSample, most: int) -> list[dict[str, Any]]:
     return maps
 
 
-def map_data(sample: EmbeddedSample, most: int, thumbnails: int) -> dict[str, Any]:
+def map_data(sample: EmbeddedSample, most: int) -> dict[str, Any]:
     """Return what the page draws: samples with label, split and thumbnail, and their maps."""
     maps = maps_of(sample, most)
     rows = sorted({int(row) for drawing in maps for row in drawing["rows"]})
     place = {row: number for number, row in enumerate(rows)}
-    points = [_point(sample, row, number < thumbnails) for number, row in enumerate(rows)]
+    points = [_point(sample, row, number < PREVIEWS) for number, row in enumerate(rows)]
     drawn = [
         {
             "name": drawing["name"],

@@ -114,7 +114,7 @@ class EmbeddingReport:
             if rows
         ]
 
-    def to_html(self, path: str | Path, points: int = 1500, thumbnails: int = 1500) -> Path:
+    def to_html(self, path: str | Path, points: int = 1500) -> Path:
         """Write the page, with a map of at most `points` points of the first file."""
         path, first = Path(path), self.samples[0]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class EmbeddingReport:
             verdict=self.verdict(),
             notes=self.notes,
             sections=self.sections(),
-            data=map_data(first, points, thumbnails),
+            data=map_data(first, points),
             version=__version__,
         )
         write_text(path, page)
@@ -286,8 +286,6 @@ class EmbedReportConfig:
     plugins: str | list[str] = option("", "files or modules with components of your own")
     split: str = option("all", "rows to measure: train | val | test | all")
     samples: Count = option(5000, "rows that are drawn for the figures")
-    points: Count = option(1500, "points of each map")
-    thumbnails: int = option(1500, "samples that the page shows images of")
     html: str = option("embed-report.html", "page to write; empty = none")
     json: str = option("", "file for the figures")
     export: str | list[str] = option("", "also write for other viewers: tensorboard,atlas")
@@ -329,7 +327,7 @@ def _report(cfg: EmbedReportConfig) -> int:
         write_json(Path(cfg.json), report.to_dict())
         print(f"wrote {cfg.json}")
     if cfg.html:
-        print(f"wrote {report.to_html(cfg.html, cfg.points, cfg.thumbnails)}")
+        print(f"wrote {report.to_html(cfg.html)}")
     folder = Path(cfg.out or "embed-export")
     for path in export(report.samples[0], word_list(cfg.export), folder) if cfg.export else ():
         opened = atlas_command(path) if path.suffix else f"tensorboard --logdir {path}"

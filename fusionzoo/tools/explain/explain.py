@@ -41,6 +41,7 @@ from .attribution import (
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
+ORDERS = 32  # pairs of random orders, of more than MAX_EXACT modalities or columns
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
 HELP = """
 Explain a model's answers: `fusionzoo explain runs/a my.csv --html why.html`.
@@ -61,7 +62,6 @@ class ExplainConfig(ModelUse):
     samples: int = option(20, "samples whose words, regions, ... are explained too, at random")
     parts: Count = option(64, "most words, regions or stretches of a value; neighbours are joined")
     background: Count = option(16, "tabular: samples whose cells stand in for those hidden")
-    permutations: Count = option(32, "more than 8 modalities or columns: pairs of random orders")
     seed: int = option(0, "of the choice of samples, of background and of orders")
     html: str = option("", "page to write, with pictures, texts and players")
     out: str = option("", "file for the figures, .json or .csv (a row per sample)")
@@ -91,17 +91,7 @@ def explain(
 
 @torch.no_grad()
 def _explain(cfg: ExplainConfig, model: FusionModel | None, dataset: InMemory) -> Explanations:
-    use = PredictConfig(
-        model=cfg.model,
-        data=cfg.data,
-        target=cfg.target,
-        split=cfg.split,
-        batch_size=cfg.batch_size,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        plugins=cfg.plugins,
-        speed=cfg.speed,
-    )
+    use = PredictConfig.of(cfg)
     model = open_model(use, model)
     question = Question.of(model, cfg.answer, cfg.label)
     dataset = open_data(use, model, dataset)
@@ -135,7 +125,7 @@ def explain_batch(
     if len(names) <= MAX_EXACT:
         shares = exact_shares(evaluate, names)
     else:
-        shares = sampled_shares(lambda _: evaluate, names, cfg.permutations, cfg.seed)
+        shares = sampled_shares(lambda _: evaluate, names, ORDERS, cfg.seed)
     fewer = [frozenset(names), *(frozenset(names) - {name} for name in names)]
     logits = fuse_subsets(model, features, fewer)
     answers = [question.decode(x) for x in logits]
@@ -306,7 +296,7 @@ class PartsExplainer:
             shares = sampled_shares(
                 lambda pair: evaluate_with([background[pair % len(background)]]),
                 players,
-                max(self.cfg.permutations, len(background)),
+                max(ORDERS, len(background)),
                 self.cfg.seed,
             )
         return [

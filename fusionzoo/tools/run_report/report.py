@@ -85,18 +85,7 @@ def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
     require_packages()
     load_plugins(cfg.plugins)
     path = run.folder / NAME if cfg.html in ("", True) else Path(str(cfg.html))
-    use = EvaluateConfig(
-        model=cfg.model,
-        data=cfg.data,
-        target=cfg.target,
-        split="all",
-        out=str(path),
-        batch_size=cfg.batch_size,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        plugins=cfg.plugins,
-        speed=cfg.speed,
-    )
+    use = EvaluateConfig.of(cfg, split="all", out=str(path))
     refuse_to_replace(read_yaml(run.folder / "config.yaml")["data"], str(path), "--html")
     model = open_model(use, run.model)
     opened, problem = _open(use, model, dataset)

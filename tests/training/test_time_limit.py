@@ -1,0 +1,94 @@
+"""A limit on the time of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusionzoo
+from fusionzoo.distributed import World
+from fusionzoo.errors import FusionZooError
+from fusionzoo.training.report import Run
+from fusionzoo.training.tracker import Tracker
+
+DATA = {"name": "interactions", "samples": 300}
+
+
+def run(out: Path, **settings: Any) -> Run:
+    train = {"epochs": 4, **settings.pop("train", {})}
+    return fusionzoo.train(DATA, out=out, log="none", device="cpu", train=train, **settings)
+
+
+def read(path: Path) -> dict[str, Any]:
+    contents: dict[str, Any] = torch.load(path, weights_only=True)
+    return contents
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    contents = read(path)
+    state: dict[str, Tensor] = contents.get("weights") or contents["objective"]
+    return state
+
+
+def test_a_run_out_of_time_reports_and_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(tmp_path / "whole")
+    asked: list[int] = []
+
+    def late_at_the_eighth_step(tracker: Tracker, limit: Any) -> bool:
+        asked.append(1)
+        return limit is not None and len(asked) > 9
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "is_late", late_at_the_eighth_step)
+        part = run(tmp_path / "parts", train={"time_limit": "10m"})
+    said = capsys.readouterr().out
+    assert "time limit of 10m reached at step" in said and "goes on" in said
+    assert part.exit_code == 0 and part.metrics["test"] and part.model
+    steps = part.history[-1]["step"]
+    assert 0 < steps < whole.history[-1]["step"]
+    again = run(tmp_path / "parts", train={"time_limit": None}, resume=True)
+    paths = [tmp_path / name / "checkpoints" / "last.pt" for name in ("whole", "parts")]
+    ours, theirs = (weights(path) for path in paths)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert [event["val"]["loss"] for event in again.history] == [
+        event["val"]["loss"] for event in whole.history
+    ]
+
+
+def test_a_limit_of_no_time_still_makes_a_step_and_a_model(tmp_path: Path) -> None:
+    result = run(tmp_path / "a", train={"time_limit": "0.001s"})
+    assert result.history[-1]["step"] == 1
+    assert result.metrics["test"] and (tmp_path / "a" / "model" / "config.json").is_file()
+    state = read(tmp_path / "a" / "checkpoints" / "last.pt")["state"]
+    assert (state["step"], state["evaluated"]) == (1, 0)
+
+
+def test_a_fusion_with_phases_is_saved_before_its_last_one(tmp_path: Path) -> None:
+    """Its best epoch counts anew once the last phase has begun."""
+    result = run(tmp_path / "a", fusion="mmin", train={"time_limit": "0.001s"})
+    assert result.metrics["test"]
+    state = read(tmp_path / "a" / "checkpoints" / "last.pt")["state"]
+    assert state["best"] == {}
+
+
+@pytest.mark.parametrize("limit", ["10 minutes", "0s", "m", "1d", "-5s"])
+def test_a_limit_that_is_no_time_is_one_line(limit: str, tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match="time_limit="):
+        run(tmp_path / "a", train={"time_limit": limit})
+    assert not (tmp_path / "a").exists()
+
+
+def test_limits_in_all_units_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(World())
+    tracker._created -= 100
+    assert [tracker.is_late(x) for x in ("99s", "1.5m", 99, "101", "2m", "1h", None)] == [
+        *[True] * 3,
+        *[False] * 4,
+    ]
