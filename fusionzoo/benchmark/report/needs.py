@@ -46,7 +46,7 @@ from ..schedule import Results, path_of
 from .results import CandidateResults, Summary, chosen_fusion
 
 FILE = "needs.json"
-VERSION = 4  # raised when a figure is redefined: stored figures are then computed again
+VERSION = 5  # raised when a figure is redefined: stored figures are then computed again
 NOT_CACHED = "emap would train a fusion with its encoders once more: left out in finetune mode."
 SECONDS = 60.0  # of a core, expected, above which an analysis is left out unless asked for
 # Measured: pid on 2 to 3 modalities of 64 to 768 numbers, 900 to 4,000 rows, 1 to 5 folds.
@@ -123,7 +123,7 @@ def _information(bench: Bench) -> Needs:
         )
     try:
         setup = setup_of(bench, fixed=not untrained)
-        pairs = decompose_data(setup, "cvx", (), may_take_minutes=bool(bench.cfg.analyses))
+        pairs = decompose_data(setup)
     except FusionZooError as error:
         return {"notes": [f"Redundancy and synergy: {error}."]}
     notes += [note for pair in pairs for note in pair.notes]
