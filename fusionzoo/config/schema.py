@@ -354,7 +354,7 @@ class EmbedConfig(ModelUse):
     data: Tree = option({}, "data set and its settings; empty = that of the run")
     split: str = option("all", "train | val | test | all")
     out: str = option(
-        "embeddings.parquet", "x.parquet | x.npy | x.lance | a folder, for a Parquet file per part"
+        "embeddings.parquet", "x.parquet | x.npy | a folder, for a Parquet file per part"
     )
     dtype: Literal["float32", "float16", "int8"] = option(
         "float32", "numbers of the vectors; int8 with a column <vector>_scale"
