@@ -217,10 +217,9 @@ def _stages(
     """Run the jobs stage by stage; yield what is known after each.
 
     Where there are folds, the first seed of the first one comes first, since only its encoders must
-    have been trained: a first answer from a part of the samples. Damaged training samples are
-    encoded for all folds together, so that there is none with them.
+    have been trained: a first answer from a part of the samples.
     """
-    first = [bench.first_fold()] * (bench.cross_validated and not any(bench.cfg.damaged_train))
+    first = [bench.first_fold()] * bench.cross_validated
     answer: _Answer | None = None  # the last one
     for part in (*first, bench):
         try:

@@ -279,12 +279,6 @@ class BenchmarkConfig(SpeedConfig):
     repeats: Count | None = option(
         None, "instead of folds: random splits by --data.shares, of the seeds from --seed on"
     )
-    missing_train: tuple[Share, ...] = option(
-        (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
-    )
-    damaged_train: tuple[Share, ...] = option(
-        (0.0,), "shares of the training samples' modalities that lose a part, `[0, 0.3]`: likewise"
-    )
     epochs: Count = option(40, "maximum passes over the training split")
     patience: Count | None = option(5, "epochs without a better validation loss; none = never stop")
     batch_size: Count = option(32, "samples per step")

@@ -255,7 +255,6 @@ def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
     titles = [column.title.replace("\u00a0", " ") for column in columns]
     page_rows = [dict(zip(titles, [x.text for x in row], strict=True)) for row in cells]
     header, rows = text_table(lines, "mae")
-    # Areas with intervals are shown only where a row was trained on incomplete data.
     gain = "gain over best single"
     assert header == ["candidate", "family", "MAE", "95 %", gain, "p (Holm)"]
     assert rows[0] == ["gmu", "early", "1,235", "one seed", "-3.25 (-4 to +1.5)", "0.200"]
