@@ -311,7 +311,7 @@ def _path(bench: Bench, job: Job) -> Path:
     return path_of(bench, job).with_suffix(f".space{SPACE}.jsonl")
 
 
-IRRELEVANT |= {"seeds", "controls", "tune", "analyses"}
+IRRELEVANT |= {"seeds", "controls", "tune"}
 IRRELEVANT |= {"baselines", "external", "table_columns", "figures", "shard", "subgroups"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins", "speed"}

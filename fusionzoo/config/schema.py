@@ -306,9 +306,6 @@ class BenchmarkConfig(SpeedConfig):
     corruptions: Literal["none", "sample", "full"] = option(
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
     )
-    analyses: bool | None = option(
-        None, "report what the data needs (pid, emap); none = in probe mode, if within a minute"
-    )
     jobs: Count | None = option(None, "processes; none = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")

@@ -8,13 +8,13 @@ from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
-from fusionzoo.benchmark.report.needs import setup_of
 from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
@@ -23,6 +23,7 @@ from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
+    FoldFeatures,
     Interactions,
     Pair,
     PidInputs,
@@ -31,6 +32,7 @@ from fusionzoo.evaluation.pid import (
     interactions,
 )
 from fusionzoo.evaluation.pid_probes import decompose_data
+from fusionzoo.features.cache import load_features
 from fusionzoo.files import write_json
 from fusionzoo.inference import (
     encode_batches,
@@ -119,7 +121,27 @@ def read_features(
             f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
             " on the labels, which may lose what only a combination tells"
         )
-    return setup_of(bench, fixed=not untrained, clusters=clusters), notes
+    setup = PidInputs(
+        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        classes=len(bench.classes),
+        clusters=clusters,
+        seed=bench.cfg.seed,
+        fixed=not untrained,
+    )
+    return setup, notes
+
+
+def _fold(bench: Bench, number: int) -> FoldFeatures:
+    """Return the cached features and classes of a fold."""
+    stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
+    rows = bench.folds[number]
+    return FoldFeatures(
+        features={name: x.pooled.double().numpy() for name, x in stored.items()},
+        present={name: x.present.numpy() for name, x in stored.items()},
+        target=bench.targets.numpy().astype(np.int64),
+        train=rows.train.numpy(),
+        test=rows.test.numpy(),
+    )
 
 
 def _describe(bench: Bench, name: str) -> str:

@@ -292,7 +292,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),
         heat=heat_map(summary, figures.get("shapley", {})),
-        needs_table=needs_table,
         stages=stage_rows(figures, laps),
         presence=presence_table(figures),
         groups=[page_section(column, figures) for column in figures.get("subgroups", {})],
@@ -303,13 +302,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         version=__version__,
     )
     return str(text)
-
-
-def needs_table(needs: Mapping[str, Any]) -> Table:
-    """Return the parts of each pair of sources, with their intervals, for the CSV."""
-    pairs = needs["pid"]
-    header = [key for key in pairs[0] if key not in ("clusters", "limits")]
-    return header, [[pair[key] for key in header] for pair in pairs]
 
 
 def presence_table(figures: Mapping[str, Any]) -> Table | None:
