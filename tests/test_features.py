@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -422,18 +421,6 @@ def test_pruning_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:
     assert cache.load({"entry": 0}) is not None
     cache.prune(keep_days=0.0)
     assert not list(cache.entries())
-
-
-def test_half_precision_is_stored_in_half_precision(tmp_path: Path) -> None:
-    encoder, dataset = build("text"), some()
-    cache = FeatureCache(tmp_path)
-    features = encode(encoder, dataset, dtype=torch.bfloat16)
-    stored = cache.save({"entry": 0}, features)
-    assert stored.tokens.dtype == torch.bfloat16
-    assert stored.take(torch.arange(3)).tokens.dtype == torch.float32
-    metadata = json.loads((tmp_path / key_of({"entry": 0}) / "about.json").read_text())
-    assert metadata["arrays"]["tokens"] == ["bfloat16", list(features.tokens.shape)]
-    assert stored.tokens.nbytes == 2 * features.tokens.numel()
 
 
 def test_longer_sequences_are_averaged_down_and_shorter_ones_are_kept() -> None:

@@ -282,7 +282,7 @@ def describe_features(
     """Describe an encoder's features of a data set, but for the view."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
     max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=max_tokens, precision=bench.cfg.precision)
+    return describe(encoder, dataset, max_tokens=max_tokens, precision="fp32")
 
 
 def store_features(
@@ -304,7 +304,6 @@ def store_features(
             dataset,
             num_workers=loader_workers(bench.cfg),
             max_tokens=description["max_tokens"],
-            dtype=torch.bfloat16 if bench.cfg.precision == "bf16" else torch.float32,
             view=description.get("view", 0),
             device=device_of(bench.cfg),
             after_batch=lambda _: check_time(deadline),
@@ -396,8 +395,8 @@ def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoder
 def choose_workers(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
     """Return the bench with the number of loader processes that encodes fastest.
 
-    On a CPU encoders are in channels-last format anyway; bf16 would change features, which
-    `--precision` decides. So nothing that is compared changes, and stored results stay valid.
+    On a CPU encoders are in channels-last format anyway; bf16 would change features, so
+    it is not tried: nothing that is compared changes, and stored results stay valid.
     """
     cfg, device = bench.cfg, device_of(bench.cfg)
     if cfg.speed == "off":

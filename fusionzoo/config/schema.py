@@ -298,7 +298,6 @@ class BenchmarkConfig(SpeedConfig):
     )
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
-    precision: Literal["fp32", "bf16"] = option("fp32", "precision of cached features")
     standardise: bool = option(True, "probe: centre and scale features by the training split")
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")

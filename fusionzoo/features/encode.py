@@ -40,7 +40,7 @@ SAVE_EVERY = 60.0  # seconds of encoding after which what is encoded so far is s
 class StoredFeatures(NamedTuple):
     """Features of one modality of N samples; a sample without tokens lacks the modality."""
 
-    pooled: Tensor  # (N, D) float32 or bfloat16
+    pooled: Tensor  # (N, D)
     tokens: Tensor  # (sum of T, D), ragged: of sample i offsets[i] to offsets[i + 1]
     offsets: Tensor  # (N + 1,) int64
 
@@ -102,7 +102,6 @@ def encode(
     batch_size: int = 64,
     num_workers: int = 0,
     max_tokens: int | None = None,
-    dtype: torch.dtype = torch.float32,
     view: int = 0,
     device: torch.device | None = None,
     amp: torch.dtype | None = None,
@@ -123,7 +122,7 @@ def encode(
     samples = dataset.only(name)
     order = samples.by_length()
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
-    encoded = _Encoded(order, torch.zeros(len(samples), encoder.dim, dtype=dtype), parts)
+    encoded = _Encoded(order, torch.zeros(len(samples), encoder.dim), parts)
     collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
     loader = _load(samples, order[encoded.done :], collate, batch_size, view, num_workers)
     encoder = encoder.to(device).eval()
