@@ -59,7 +59,7 @@ def test_a_search_gives_the_same_hits_in_every_format(
     out = embed(data, tmp_path, name)
     queries: list[dict[str, Any]] = [
         {"vector": data[5]["a"], "by": "a"},
-        {"id": "s8", "where": 'target == "x"'},
+        {"id": "s8"},
         {"id": ["s40", "s8", "s40"], "by": "b", "k": COUNT},
     ]
     for query in queries:
