@@ -3,7 +3,7 @@
 The site mirrors the repository, so that its links stay as they are: README.md is the front page,
 docs/, results/ and notebooks/ lie beside it. Only what a browser cannot show is changed: notebooks
 and linked code become pages. Pages made for the site alone: one for each fusion, with figures from
-results/ and a picture of its data flow; the API; a list of the results.
+results/; the API; a list of the results.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import make  # docs/make.py
-import torch
-from dataflow import draw, flow
 
 import fusionzoo
-from fusionzoo.evaluation.cost import STANDARD, random_features, standard_fusion
 from fusionzoo.fusion import fusion_info
 from fusionzoo.zoo.cards import Card, count
 
@@ -54,14 +51,6 @@ FUSION = """\
 - Paper: {paper}
 - Source: [fusion/{family}/{name}.py](../../../fusion/{family}/{name}.py)
 - Reads: {reads} features; synergy: {synergy}
-
-## Data flow
-
-<div class="flow-frame">{picture}</div>
-
-Recorded from one forward pass of the standard case (image 49 tokens x 512, text 32 x 384, audio
-50 x 256, `dim` 256, 16 outputs). Boxes are submodules, with the class and the shape of what they
-return; dashed boxes are operations that join several inputs.
 
 ## When to use it
 
@@ -229,7 +218,6 @@ def fusion_page(card: Card) -> str:
         paper=card.paper,
         reads=card.reads,
         synergy="yes" if card.synergy else "no",
-        picture=picture(card.name),
         use_when=card.use_when,
         pitfall=card.pitfall,
         missing=card.missing,
@@ -240,13 +228,6 @@ def fusion_page(card: Card) -> str:
         form=f"Accuracies are of the form with {form}.\n\n" if form else "",
         measured=measured(card),
     )
-
-
-def picture(name: str) -> str:
-    """Draw the data flow of a fusion on the standard case."""
-    torch.manual_seed(0)
-    nodes = flow(standard_fusion(name), random_features(STANDARD, rows=2))
-    return draw(nodes, f"data flow of {name}")
 
 
 def settings(card: Card) -> str:
@@ -382,8 +363,7 @@ def write(folder: Path) -> None:
             if file.suffix != ".md":
                 site.copy(file.relative_to(ROOT).as_posix())
         (folder / page.relative_to(ROOT)).write_text(report(page))
-    for file in ("site.css", SCRIPT):
-        shutil.copyfile(ROOT / "docs" / file, folder / file)
+    shutil.copyfile(ROOT / "docs" / SCRIPT, folder / SCRIPT)
 
 
 def finish(site: Path) -> None:

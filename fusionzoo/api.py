@@ -182,8 +182,7 @@ def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis
 
     Redundancy, uniqueness and synergy of the modalities, in bits (`.pairs`); with a `model` how
     much of its score needs interactions (`.emap`). Further settings are those of `fusionzoo
-    analyse`: `encoders`, `folds`, `pid_mode`, `clusters`, `split`, `samples`, `device`, ... With
-    `pid_mode="sample"` each pair has the parts of every sample, by id (`.pairs[0].by_sample`).
+    analyse`: `encoders`, `folds`, `clusters`, `split`, `samples`, `device`, ...
     """
     from fusionzoo.tools.analyse import AnalyseConfig
     from fusionzoo.tools.analyse import analyse as run

@@ -33,7 +33,6 @@ from .prepare import prepare
 from .report import page, summary, verdict
 from .report.external import with_predictions
 from .report.leaderboard import paper_table, read_external, with_external
-from .report.needs import analyse_needs
 from .report.page import Report
 from .report.results import Summary
 from .report.subgroups import with_subgroups, worst_keys
@@ -89,24 +88,18 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
     # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
     # from the first fold, then a report after each stage
     answer: _Answer | None = None
-    needs = None
     try:
         for answer in _stages(bench, dataset, names, clock, deadline):
             if not answer.stage.last:
                 page.print_figures(answer.shown())
         assert answer is not None  # there is a stage
-        if not answer.stage.stopped:
-            needs = analyse_needs(answer.whole.bench, answer.whole, answer.stage.results)
-            clock.lap("analyses")
-    except KeyboardInterrupt:  # between the stages, where features are computed, or in an analysis
+    except KeyboardInterrupt:  # between the stages, or where features are computed
         if answer is None:
             raise
         answer = answer.stopped(schedule.CTRL_C)
 
     # ---- report
     whole, figures = answer.whole, answer.shown()
-    if needs is not None:
-        figures["needs"] = needs
     clock.save(out)
     figures["leaderboard"] = with_external(figures["leaderboard"], external)
     page.write(whole, figures, clock.laps(), out)
@@ -217,10 +210,9 @@ def _stages(
     """Run the jobs stage by stage; yield what is known after each.
 
     Where there are folds, the first seed of the first one comes first, since only its encoders must
-    have been trained: a first answer from a part of the samples. Damaged training samples are
-    encoded for all folds together, so that there is none with them.
+    have been trained: a first answer from a part of the samples.
     """
-    first = [bench.first_fold()] * (bench.cross_validated and not any(bench.cfg.damaged_train))
+    first = [bench.first_fold()] * bench.cross_validated
     answer: _Answer | None = None  # the last one
     for part in (*first, bench):
         try:

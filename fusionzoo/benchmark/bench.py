@@ -204,7 +204,6 @@ class Bench:
     not_run: Mapping[str, str] = field(default_factory=dict)  # candidate -> what it lacks
     trained_alone: tuple[str, ...] = ()  # modalities whose encoders learnt from a fold's labels
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
-    damaged_train: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
     protocol: str = ""  # in a sentence, how the data was split
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.

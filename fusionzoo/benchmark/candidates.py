@@ -1,14 +1,12 @@
 """The candidates of a benchmark, by name, and their settings.
 
 A candidate is a fusion (`gmu`), one modality (`alone:text`), a fusion under training strategies
-(`gmu + mla`), each perhaps trained with modalities removed or damaged (`gmu, 30 % missing, 20 %
-damaged`), or a model that is fitted once, of one modality (`linear probe of text`) or of everything
-(`kernel sum on everything`).
+(`gmu + mla`), or a model that is fitted once, of one modality (`linear probe of text`) or of
+everything (`kernel sum on everything`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ EVERYTHING = (*LINEAR, TREES, KERNELS, TABULAR)  # fitted once on all features: 
 BASELINES = {"linear": LINEAR, "trees": (TREES,), "kernels": (KERNELS,), "tabular": (TABULAR,)}
 HEADS = "alone"  # word of --baselines for a trained head of each modality
 PROBE = "linear probe of "  # prefix of the linear models of one modality
-_PLUS, _MISSING, _DAMAGED = " + ", " % missing", " % damaged"
+_PLUS = " + "
 
 
 class Candidate(NamedTuple):
@@ -42,42 +40,21 @@ class Candidate(NamedTuple):
 
     base: str  # a fusion, `alone:<modality>`, `linear probe of <modality>` or one of EVERYTHING
     balance: tuple[str, ...] = ()  # training strategies
-    missing: float = 0.0  # share of the training samples' modalities that is removed
-    damaged: float = 0.0  # share of them that loses a part
 
     @property
     def name(self) -> str:
         """The name in tables, which `parse` reads."""
-        parts = [self.base, "+".join(self.balance)] if self.balance else [self.base]
-        name = _PLUS.join(parts)
-        for rate, ending in ((self.missing, _MISSING), (self.damaged, _DAMAGED)):
-            name += f", {100 * rate:g}{ending}" if rate else ""
-        return name
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether modalities of its training samples are removed or damaged."""
-        return bool(self.missing or self.damaged)
+        return _PLUS.join([self.base, "+".join(self.balance)] if self.balance else [self.base])
 
 
 def parse(name: str) -> Candidate:
     """Read a candidate's name.
 
-    >>> parse("gmu + mla+umt, 30 % missing")
-    Candidate(base='gmu', balance=('mla', 'umt'), missing=0.3, damaged=0.0)
+    >>> parse("gmu + mla+umt")
+    Candidate(base='gmu', balance=('mla', 'umt'))
     """
-    name, damaged = _split_rate(name, _DAMAGED)
-    name, missing = _split_rate(name, _MISSING)
     base, _, balance = name.partition(_PLUS)
-    return Candidate(base, tuple(balance.split("+")) if balance else (), missing, damaged)
-
-
-def _split_rate(name: str, ending: str) -> tuple[str, float]:
-    """Return a name without its last part, `, 30 % missing`, and the share there; 0 without it."""
-    if not name.endswith(ending):
-        return name, 0.0
-    name, _, percent = name.removesuffix(ending).rpartition(", ")
-    return name, float(percent) / 100
+    return Candidate(base, tuple(balance.split("+")) if balance else ())
 
 
 def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list[str]]:
@@ -86,12 +63,10 @@ def list_candidates(cfg: BenchmarkConfig, bench: Bench) -> tuple[list[str], list
     notes: list[str] = []
     if bench.scheme is not None:
         fusions, notes = _fit_for_targets(fusions, cfg)
-    missing, damaged = ({0.0, *rates} for rates in (cfg.missing_train, cfg.damaged_train))
     chosen = baseline_words(cfg)
     singles = [f"{ALONE}{name}" for name in bench.modalities if HEADS in chosen]
     names = [
-        Candidate(base, balance, *rates).name
-        for rates in itertools.product(sorted(missing), sorted(damaged))
+        Candidate(base, balance).name
         for base in (*singles, *fusions)
         for balance in (((),) if base.startswith(ALONE) else select_balance(cfg.balance))
     ]
@@ -276,7 +251,7 @@ def features_read(bench: Bench, job: Job) -> dict[str, Any]:
 def single_modality(candidate: str) -> str | None:
     """Return the one modality that a candidate sees; None for all.
 
-    >>> single_modality("linear probe of text"), single_modality("alone:a, 30 % missing")
+    >>> single_modality("linear probe of text"), single_modality("alone:a")
     ('text', 'a')
     """
     base = parse(candidate).base

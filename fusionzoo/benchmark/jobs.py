@@ -38,10 +38,7 @@ from .examine import Examiner
 from .feeds import (
     BatchFeed,
     ProbeFeed,
-    damaged_modalities,
     device_of,
-    removed_modalities,
-    with_lost_parts,
 )
 from .fitted.run import run_fitted
 from .store import SeedResult, load, save, weights_path
@@ -254,7 +251,4 @@ def _build_with_encoders(bench: Bench, job: Job) -> tuple[list[FusionModel], Bat
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:
         dataset = dataset.only(names[0])
-    damaged = damaged_modalities(bench, job)
-    if damaged is not None:
-        dataset = with_lost_parts(dataset, dict(zip(names, damaged.unbind(1), strict=True)))
-    return models, BatchFeed(dataset, models[0], cfg, removed_modalities(bench, job))
+    return models, BatchFeed(dataset, models[0], cfg)

@@ -19,7 +19,7 @@ from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import row_mean
-from fusionzoo.evaluation.robustness import CORRUPTIONS, LOST_PART, corrupted
+from fusionzoo.evaluation.robustness import CORRUPTIONS, corrupted
 from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import describe, encode, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder
@@ -45,7 +45,7 @@ from .bench import (
 )
 from .clock import Clock
 from .executors import check_time, map_unordered
-from .feeds import SEVERITY, BatchFeed, device_of, draw_damaged, loader_workers
+from .feeds import BatchFeed, device_of, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
 Encoders = dict[str, Encoder]  # modality -> encoder
@@ -324,31 +324,6 @@ def describe_corrupted(
     return damaged
 
 
-def describe_damaged_train(
-    bench: Bench,
-    dataset: PairedDataset,
-    fold_number: int,
-    frozen: Encoders,
-    descriptions: dict[str, Description],
-) -> dict[Condition, Damaged]:
-    """Describe a fold's training and validation samples that lose a part, but for the view.
-
-    Those of the highest rate of `damaged_train`, which has those of the others. Folds that share an
-    encoder share the entry. A modality of which no sample is drawn has none.
-    """
-    rate = max(bench.cfg.damaged_train, default=0.0)
-    by_fold = [draw_damaged(bench, fold, rate) for fold in bench.folds]
-    shared, damaged = torch.stack(by_fold).any(0), {}
-    for column, (name, kind) in enumerate(bench.modalities.items()):
-        drawn = by_fold[fold_number] if is_untrained(frozen[name]) else shared
-        rows = drawn[:, column].nonzero()[:, 0]
-        if len(rows):
-            condition = (name, LOST_PART[kind], SEVERITY)
-            samples = fingerprint(dataset.subset(rows), name)
-            damaged[condition] = _entry(bench, descriptions[name], samples, rows, condition)
-    return damaged
-
-
 def _entry(
     bench: Bench, description: Description, samples: str, rows: Tensor, condition: Condition
 ) -> Damaged:
@@ -367,20 +342,6 @@ def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
             (number, condition, damaged)
             for number, by_condition in enumerate(bench.corrupted)
             for condition, damaged in by_condition.items()
-        ),
-        deadline,
-    )
-
-
-def _encode_damaged_train(bench: Bench, deadline: float) -> None:
-    """Encode every view of the damaged training samples that is not in the cache."""
-    _encode_missing(
-        bench,
-        (
-            (number, condition, damaged._replace(description={**damaged.description, "view": view}))
-            for number, by_condition in enumerate(bench.damaged_train)
-            for condition, damaged in by_condition.items()
-            for view in range(bench.cfg.views)
         ),
         deadline,
     )
@@ -458,8 +419,6 @@ def prepare(
     clock.lap("encoders without weights")
     bench = _encode_folds(bench, dataset, encoders, tokens, deadline)
     clock.lap("features")
-    _encode_damaged_train(bench, deadline)
-    clock.lap("damaged features")
     return bench
 
 
@@ -472,7 +431,7 @@ def _encode_folds(
 ) -> Bench:
     """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}
-    features, corrupted, damaged_train = [], [], []
+    features, corrupted = [], []
     for number in range(len(bench.folds)):
         check_time(deadline)
         frozen, trained_here = freeze_all(bench, dataset, number, encoders)
@@ -480,9 +439,7 @@ def _encode_folds(
             trained.setdefault(name, []).append(how)
         descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
-        fold_of_encoders = bench, dataset, number, frozen, descriptions
-        corrupted.append(describe_corrupted(*fold_of_encoders))
-        damaged_train.append(describe_damaged_train(*fold_of_encoders))
+        corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
     return replace(
         bench,
         notes=(
@@ -492,7 +449,6 @@ def _encode_folds(
         features=tuple(features),
         trained_alone=tuple(trained),
         corrupted=tuple(corrupted),
-        damaged_train=tuple(damaged_train),
     )
 
 

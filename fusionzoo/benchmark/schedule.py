@@ -58,7 +58,7 @@ SPACE = 2  # raised when the search space changes: trials of earlier versions ar
 DECAYS = (1e-3, 10.0)  # range of the weight decay
 RATES = (0.1, 10.0)  # range of the learning rate, as multiples of that of the settings
 # Settings that do not change a job: how and where it is run, and which other jobs are run.
-IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "missing_train"}
+IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings"}
 # Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
 DEFINITIONS = 6
 CTRL_C = "Ctrl-C"
@@ -311,7 +311,7 @@ def _path(bench: Bench, job: Job) -> Path:
     return path_of(bench, job).with_suffix(f".space{SPACE}.jsonl")
 
 
-IRRELEVANT |= {"damaged_train", "seeds", "controls", "tune", "analyses"}
+IRRELEVANT |= {"seeds", "controls", "tune"}
 IRRELEVANT |= {"baselines", "external", "table_columns", "figures", "shard", "subgroups"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins"}
@@ -386,7 +386,7 @@ def _by_seeds(bench: Bench, job: Job) -> list[Job]:
 def has_control(candidate: str) -> bool:
     """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
     named = parse(candidate)
-    return not (named.balance or named.incomplete or is_fitted(candidate))
+    return not (named.balance or is_fitted(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:

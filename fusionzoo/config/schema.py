@@ -273,12 +273,6 @@ class BenchmarkConfig:
     repeats: Count | None = option(
         None, "instead of folds: random splits by --data.shares, of the seeds from --seed on"
     )
-    missing_train: tuple[Share, ...] = option(
-        (0.0,), "shares of the training samples' modalities to remove, `[0, 0.3]`: a row for each"
-    )
-    damaged_train: tuple[Share, ...] = option(
-        (0.0,), "shares of the training samples' modalities that lose a part, `[0, 0.3]`: likewise"
-    )
     epochs: Count = option(40, "maximum passes over the training split")
     patience: Count | None = option(5, "epochs without a better validation loss; none = never stop")
     batch_size: Count = option(32, "samples per step")
@@ -304,9 +298,6 @@ class BenchmarkConfig:
     controls: bool = option(True, "also train on shuffled labels, expecting chance level")
     corruptions: Literal["none", "sample", "full"] = option(
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
-    )
-    analyses: bool | None = option(
-        None, "report what the data needs (pid, emap); none = in probe mode, if within a minute"
     )
     jobs: Count | None = option(None, "processes; none = one per core, one thread each")
     engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
@@ -347,7 +338,7 @@ class EmbedConfig(ModelUse):
     data: Tree = option({}, "data set and its settings; empty = that of the run")
     split: str = option("all", "train | val | test | all")
     out: str = option(
-        "embeddings.parquet", "x.parquet | x.npy | x.lance | a folder, for a Parquet file per part"
+        "embeddings.parquet", "x.parquet | x.npy | a folder, for a Parquet file per part"
     )
     dtype: Literal["float32", "float16", "int8"] = option(
         "float32", "numbers of the vectors; int8 with a column <vector>_scale"

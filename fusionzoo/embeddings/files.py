@@ -1,4 +1,4 @@
-"""Formats of embeddings: Parquet, folders, NumPy, Lance; read without a copy where possible."""
+"""Formats of embeddings: Parquet, folders, NumPy; read without a copy where possible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
-from fusionzoo.files import replacing, replacing_folder
+from fusionzoo.files import replacing
 from fusionzoo.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -76,22 +75,8 @@ class EmbeddingFile(ABC):
     libraries pass through: whoever opens a file says what it was to be.
     """
 
-    library: ClassVar[str] = "pyarrow"  # that the format needs
-    install: ClassVar[str] = "pyarrow"  # what pip is to install for it
-
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @classmethod
-    def import_library(cls) -> Any:
-        """Import the library that the format needs; where it is missing, say how to install it."""
-        try:
-            return import_module(cls.library)
-        except ImportError:
-            raise FusionZooError(
-                f"embeddings in this format need the library {cls.library}, which is not"
-                f" installed: pip install {cls.install}"
-            ) from None
 
     @classmethod
     @abstractmethod
@@ -156,7 +141,7 @@ def format_of(path: Path) -> type[EmbeddingFile]:
 
 
 def check_out(out: Path) -> None:
-    """Refuse a name whose format is unknown, and one whose library is not installed."""
+    """Refuse a name whose format is unknown, and a folder in place of a file."""
     suffixes = [f".{name}" for name in FORMATS if name != NO_SUFFIX]
     if out.suffix and out.suffix not in suffixes:
         raise FusionZooError(
@@ -167,7 +152,6 @@ def check_out(out: Path) -> None:
     is_folder = FORMATS[out.suffix[1:] or NO_SUFFIX].family == "folder"
     if out.exists() and out.is_dir() != is_folder:
         raise FusionZooError(f"--out {out} is a {'folder' if out.is_dir() else 'file'}")
-    format_of(out).import_library()
 
 
 def open_embedding_file(path: Path) -> EmbeddingFile:
@@ -383,43 +367,6 @@ def _write_header(file: Any, kind: Any, count: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-@FORMATS.register("lance", family="folder")
-class LanceFile(EmbeddingFile):
-    """A Lance data set."""
-
-    library, install = "lance", "'fusionzoo[lance]'"
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._lance = self.import_library().dataset(str(path))
-
-    @classmethod
-    def write(cls, tables: Iterator[pa.Table], schema: pa.Schema, out: Path) -> None:
-        import pyarrow as pa
-
-        batches = (batch for table in tables for batch in table.to_batches())
-        reader = pa.RecordBatchReader.from_batches(schema, batches)
-        with replacing_folder(out) as partial:
-            cls.import_library().write_dataset(reader, str(partial), schema=schema)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._lance.schema
-
-    @property
-    def rows(self) -> int:
-        return int(self._lance.count_rows())
-
-    def batches(self, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
-        yield from self._lance.to_batches(columns=list(columns), batch_size=size)
-
-    def take(self, rows: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        return self._lance.take(list(rows), columns=list(columns))
-
-    def read(self, columns: Sequence[str]) -> pa.Table:
-        return self._lance.to_table(columns=list(columns))
-
-
 @FORMATS.register(NO_SUFFIX, family="folder")
 class ParquetFolder(ParquetFile):
     """A folder of Parquet files, one for each part."""
@@ -453,7 +400,7 @@ def read_embeddings(path: str | os.PathLike[str], column: str = "fused") -> Embe
     """Read the ids and one column of vectors: `ids, vectors = read_embeddings("emb.parquet")`.
 
     `column` is `fused`, a modality, `aligned_<modality>`, `fused_64`, ... An .npy file is mapped
-    into memory; of a Parquet or Lance file the matrix is a read-only view of what Arrow decoded.
+    into memory; of a Parquet file the matrix is a read-only view of what Arrow decoded.
     Rows of which nothing could be read are NaN, for which a copy is made; int8 becomes float32.
     """
     path = Path(path)

@@ -234,13 +234,10 @@ class Pair:
     parts: InformationParts  # mean over the folds
     low: InformationParts  # 95 % interval of the mean; NaN for a single fold
     high: InformationParts
-    clusters: tuple[int, ...]  # by fold; () in the modes `batch` and `sample`
+    clusters: tuple[int, ...]  # by fold
     limits: ProbeLimits | None = None  # what probes allow; None: not asked, or too few rows
     notes: tuple[str, ...] = ()  # where clusters and probes disagree
     rows: int  # held-out samples that have both sources, over all folds
-    by_sample: Mapping[str, InformationParts] | None = (
-        None  # mode `sample`: id -> parts; their mean is `parts`
-    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -297,26 +294,11 @@ def _pair(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]) -> 
     estimate = _count_all if setup.fixed else _count_tests
     parts, error, clusters, rows = estimate(setup, first, second)
     groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
-    return make_pair((first, second), parts, error, groups=groups, rows=rows, clusters=clusters)
-
-
-def make_pair(
-    sources: Sources,
-    parts: NDArray[np.float64],
-    error: NDArray[np.float64],
-    *,
-    groups: int,
-    rows: int,
-    clusters: tuple[int, ...] = (),
-    by_sample: Mapping[str, InformationParts] | None = None,
-) -> Pair:
-    """Return the result with the 95 % interval of `error`, the standard error over `groups`."""
     margin = np.full(4, np.nan)
     if groups > 1:
         from scipy.stats import t
 
         margin = t.ppf(0.975, groups - 1) * error
-    first, second = sources
     return Pair(
         first="+".join(first),
         second="+".join(second),
@@ -325,7 +307,6 @@ def make_pair(
         high=InformationParts(*(parts + margin).tolist()),
         clusters=clusters,
         rows=rows,
-        by_sample=by_sample,
     )
 
 
@@ -571,7 +552,7 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
             by_probe = other.limits.entropy - other.limits[1 + number]
             return (
                 f"No advice: the parts of {(other.first, other.second)[number]} tell {by_parts:.2f}"
-                f" bits, and a probe of it {by_probe:.2f}; compare with --pid_mode batch."
+                f" bits, and a probe of it {by_probe:.2f}; compare with more --clusters."
             )
     between = f"{pair.first} and {pair.second}"
     if total < LITTLE:

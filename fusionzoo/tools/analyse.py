@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
-import pyarrow as pa
+import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
-from fusionzoo.benchmark.report.needs import setup_of
 from fusionzoo.config import BenchmarkConfig, EvaluateConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.config.schema import CSV_SAFE, TARGET, Count, option
+from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset, create_dataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
-    InformationParts,
+    FoldFeatures,
     Interactions,
     Pair,
     PidInputs,
@@ -33,14 +32,14 @@ from fusionzoo.evaluation.pid import (
     interactions,
 )
 from fusionzoo.evaluation.pid_probes import decompose_data
-from fusionzoo.files import replacing, write_json
+from fusionzoo.features.cache import load_features
+from fusionzoo.files import write_json
 from fusionzoo.inference import (
     encode_batches,
     encode_labels,
     labelled,
     open_data,
     open_model,
-    table_without_formulas,
     tasks_of_model,
 )
 from fusionzoo.inputs.command import complete_data, complete_run, required
@@ -49,9 +48,6 @@ from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
 from fusionzoo.training.multitask import targets_of
-
-if TYPE_CHECKING:
-    from fusionzoo.evaluation.pid import Pair
 
 USAGE = Usage(
     name="analyse",
@@ -62,7 +58,7 @@ USAGE = Usage(
         "my.csv --target diagnosis --json needs.json",
         "my.csv --model runs/a",
     ),
-    common=("data", "target", "model", "encoders", "folds", "pid_mode", "samples", "json"),
+    common=("data", "target", "model", "encoders", "folds", "samples", "json"),
     more="From features of frozen encoders (pid). With --model: how much of that model's score"
     " needs interactions (emap).",
 )
@@ -82,14 +78,9 @@ class AnalyseConfig:
     folds: Annotated[int, Ge(0)] | None = option(
         None, "cross-validation folds; 0 = the data's split; none = 5 below 5,000 samples, else 0"
     )
-    pid_mode: Literal["cvx", "batch", "sample"] = option(
-        "cvx", "cvx: counts clusters; batch, sample: probes of the class, sample for each sample"
-    )
     clusters: Count | None = option(
-        None, "cvx: K-means clusters of each source; none = chosen on training rows left out"
+        None, "K-means clusters of each source; none = chosen on training rows left out"
     )
-    by_sample: str = option("", "pid_mode sample: file for each sample's parts, .csv or .parquet")
-    csv_safe: bool = option(False, CSV_SAFE)
     split: str = option("test", "emap: train | val | test | all")
     samples: Count = option(400, "emap: most samples; two modalities take their square of passes")
     json: str = option("", "file for the figures")
@@ -101,8 +92,8 @@ class AnalyseConfig:
 
 def read_features(
     cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
-) -> tuple[PidInputs, list[str], list[str]]:
-    """Return what `pid` decomposes, notes for the reader, and the ids of all rows.
+) -> tuple[PidInputs, list[str]]:
+    """Return what `pid` decomposes, and notes for the reader.
 
     Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
     rows, as in a benchmark.
@@ -128,48 +119,31 @@ def read_features(
             f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
             " on the labels, which may lose what only a combination tells"
         )
-    setup = setup_of(bench, fixed=not untrained, clusters=clusters)
-    return setup, notes, list(opened.ids)
+    setup = PidInputs(
+        folds=[_fold(bench, number) for number in range(len(bench.folds))],
+        classes=len(bench.classes),
+        clusters=clusters,
+        seed=bench.cfg.seed,
+        fixed=not untrained,
+    )
+    return setup, notes
+
+
+def _fold(bench: Bench, number: int) -> FoldFeatures:
+    """Return the cached features and classes of a fold."""
+    stored = {name: load_features(bench.features[number][name]) for name in bench.modalities}
+    rows = bench.folds[number]
+    return FoldFeatures(
+        features={name: x.pooled.double().numpy() for name, x in stored.items()},
+        present={name: x.present.numpy() for name, x in stored.items()},
+        target=bench.targets.numpy().astype(np.int64),
+        train=rows.train.numpy(),
+        test=rows.test.numpy(),
+    )
 
 
 def _describe(bench: Bench, name: str) -> str:
     return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
-
-
-def check_suffix(path: Path) -> None:
-    """Refuse a file that is neither .csv nor .parquet."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise FusionZooError(f"--by_sample {path}: samples are written as .csv or .parquet")
-
-
-def write_samples(path: Path, pairs: Iterable[Pair], *, csv_safe: bool = False) -> None:
-    """Write a row for each sample and pair of sources: `id`, `first`, `second`, and the parts."""
-    check_suffix(path)
-    tables = []
-    for pair in pairs:
-        by_sample = pair.by_sample or {}
-        columns: dict[str, pa.Array] = {
-            "id": pa.array(by_sample, pa.string()),
-            "first": pa.array([pair.first] * len(by_sample), pa.string()),
-            "second": pa.array([pair.second] * len(by_sample), pa.string()),
-        }
-        parts = zip(*by_sample.values(), strict=True)
-        columns |= {
-            name: pa.array(values, pa.float64())
-            for name, values in zip(InformationParts._fields, parts, strict=True)
-        }
-        tables.append(pa.table(columns))
-    table = pa.concat_tables(tables)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        if path.suffix == ".parquet":
-            from pyarrow.parquet import write_table
-
-            write_table(table, partial)
-        else:
-            from pyarrow.csv import write_csv
-
-            write_csv(table_without_formulas(table) if csv_safe else table, partial)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +155,6 @@ class Analysis:
     emap: Interactions | None = None
     notes: tuple[str, ...] = ()
     advice: str
-    pid_mode: str = "cvx"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -189,20 +162,14 @@ class Analysis:
         contents |= {"notes": list(self.notes)}
         if self.emap is not None:
             return {**contents, "emap": self.emap.to_dict()}
-        return {
-            **contents,
-            "pid_mode": self.pid_mode,
-            "pid": [pair.to_dict() for pair in self.pairs],
-        }
+        return {**contents, "pid": [pair.to_dict() for pair in self.pairs]}
 
 
 def analyse(
     cfg: AnalyseConfig, model: FusionModel | None = None, dataset: InMemory = None
 ) -> Analysis:
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
-    has_model = model is not None or bool(cfg.model)
-    _check(cfg, has_model=has_model)
-    if has_model:
+    if model is not None or cfg.model:
         return _analyse_model(cfg, model, dataset)
     bench = BenchmarkConfig(
         plugins=cfg.plugins,
@@ -224,41 +191,15 @@ def analyse(
     elif dataset is None:
         bench, done = complete_run(replace(bench, data=required(cfg.data)))
         done.show()
-    setup, notes, ids = read_features(bench, dataset, cfg.clusters)
-    mode = cfg.pid_mode
-    pairs = tuple(decompose_data(setup, mode, ids))
+    setup, notes = read_features(bench, dataset, cfg.clusters)
+    pairs = tuple(decompose_data(setup))
     source = str(cfg.data.get("root", cfg.data.get("name", ""))) or "data in memory"
     return Analysis(
         source=source,
         pairs=pairs,
         notes=(*notes, *(note for pair in pairs for note in pair.notes)),
         advice=advise_fusion(pairs),
-        pid_mode=mode,
     )
-
-
-def _check(cfg: AnalyseConfig, *, has_model: bool) -> None:
-    """Refuse settings that another mode reads."""
-    if has_model and (cfg.pid_mode != "cvx" or cfg.by_sample):
-        raise FusionZooError(
-            "--pid_mode and --by_sample are of data; a model is analysed by emap: leave them out,"
-            " or --model"
-        )
-    if cfg.clusters is not None and cfg.pid_mode != "cvx":
-        raise FusionZooError(
-            f"--clusters {cfg.clusters}: --pid_mode {cfg.pid_mode} needs no clusters; leave one out"
-        )
-    if cfg.by_sample and cfg.pid_mode != "sample":
-        raise FusionZooError(
-            f"--by_sample {cfg.by_sample}: only --pid_mode sample has parts of each sample, not"
-            f" {cfg.pid_mode}"
-        )
-    if cfg.by_sample:
-        check_suffix(Path(cfg.by_sample))
-    if cfg.csv_safe and not cfg.by_sample.endswith(".csv"):
-        raise FusionZooError(
-            f"--csv_safe is for a .csv, --by_sample is {cfg.by_sample!r}: leave it out"
-        )
 
 
 def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMemory) -> Analysis:
@@ -313,9 +254,6 @@ def _start(cfg: AnalyseConfig) -> int:
     if cfg.json:
         write_json(Path(cfg.json), analysis.to_dict())
         print(f"wrote {cfg.json}")
-    if cfg.by_sample:
-        write_samples(Path(cfg.by_sample), analysis.pairs, csv_safe=cfg.csv_safe)
-        print(f"wrote {cfg.by_sample}")
     return 0
 
 
@@ -338,14 +276,13 @@ def print_analysis(analysis: Analysis) -> None:
                     for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
                 ),
                 f"{pair.parts.total:.3f}",
-                *_clusters_of(pair, analysis.pid_mode),
+                "/".join(map(str, dict.fromkeys(pair.clusters))),
                 f"{pair.rows:,}",
             )
             for pair in analysis.pairs
         ]
         title = f"Information about the target in {analysis.source}, bits and 95 % interval"
-        clusters = ("clusters",) if analysis.pid_mode == "cvx" else ()
-        print_table(title, (*columns, *clusters, "samples"), rows)
+        print_table(title, (*columns, "clusters", "samples"), rows)
     for note in analysis.notes:
         print(note)
     print(analysis.advice)
@@ -353,10 +290,3 @@ def print_analysis(analysis: Analysis) -> None:
 
 def _with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.3f}" if isnan(low) else f"{value:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _clusters_of(pair: Pair, mode: str) -> tuple[str, ...]:
-    """Return the cell of the clusters, of the mode that has some."""
-    if mode != "cvx":
-        return ()
-    return ("/".join(map(str, dict.fromkeys(pair.clusters))) or "probes",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
@@ -14,15 +14,11 @@ from fusionzoo.console import command_line
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import load_plugins
 
-if TYPE_CHECKING:
-    from fusionzoo.tools.pickles import Converted
-
 HELP = """
 Turn a data set into shards: `fusionzoo data convert my.csv shards/ --prepare`.
 
 DATA is a data set's name, a file, a folder, or a pickle of features (MMSA), of which a
-manifest and arrays are written, and nothing in it is run; so are they of a folder of .csd files
-(CMU-MultimodalSDK), aligned to the segments of its labels. OUT is a folder. A conversion that was
+manifest and arrays are written, and nothing in it is run. OUT is a folder. A conversion that was
 stopped goes on with the same command.
 """
 PICKLES = (".pkl", ".pickle")
@@ -41,7 +37,7 @@ class ConvertConfig:
     prepare: bool = option(False, "store images at 256 px and audio as FLAC at 16 kHz")
     shard_mb: Count = option(256, "MB of a shard")
     nonfinite: Literal["raise", "zero"] = option(
-        "raise", "features of a pickle or .csd that are infinite or NaN: an error, or zeros"
+        "raise", "features of a pickle that are infinite or NaN: an error, or zeros"
     )
 
 
@@ -83,13 +79,6 @@ def _convert(cfg: ConvertConfig) -> int:
     if Path(name).suffix.lower() in PICKLES:
         _convert_pickle(name, cfg)
         return 0
-    if Path(name).suffix.lower() == ".csd":
-        raise FusionZooError(f"{name}: name the folder that has it and the .csd of labels")
-    if name and any(Path(name).expanduser().glob("*.csd")):
-        from fusionzoo.tools.csd import convert_csd
-
-        _show(convert_csd(Path(name).expanduser(), Path(cfg.out), nonfinite=cfg.nonfinite))
-        return 0
     done = complete_data(cfg.data, cfg.target)
     done.show()
     settings = done.settings
@@ -120,11 +109,7 @@ def _convert_pickle(name: str, cfg: ConvertConfig) -> None:
     """Convert a pickle, and print what was written."""
     from fusionzoo.tools.pickles import convert_pickle
 
-    _show(convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite))
-
-
-def _show(converted: Converted) -> None:
-    """Print what was written, and how to train on it."""
+    converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
     print("\n".join(converted.notes))
     print(f"wrote   {converted.manifest}")
     print(f"next    {command_line('train')} {converted.manifest}")

@@ -38,7 +38,6 @@ SETTINGS: dict[str, Any] = {
     "tune": 2,
     "optim": {"lr": 3e-3},
     "jobs": 1,
-    "analyses": False,
 }
 
 

@@ -1,4 +1,4 @@
-"""Training strategies and removed modalities as rows of the table."""
+"""Training strategies as rows of the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from fusionzoo.benchmark import api, candidates, jobs
 from fusionzoo.benchmark.bench import Bench, Job, open_bench
 from fusionzoo.benchmark.candidates import Candidate, parse, select_balance
-from fusionzoo.benchmark.feeds import ProbeFeed, removed_modalities
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.errors import FusionZooError
 from helpers.setup_benchmark import small
@@ -29,12 +28,9 @@ def job(bench: Bench, name: str, seed: int = 0) -> Job:
     "named",
     [
         Candidate("gmu"),
-        Candidate("alone:text", (), 0.3),
+        Candidate("alone:text"),
         Candidate("linear probe of text"),
         Candidate("gmu", ("mla", "modality_dropout")),
-        Candidate("mbt", ("umt",), 0.125),
-        Candidate("alone:text", (), 0.0, 0.07),
-        Candidate("gmu", ("mla", "modality_dropout"), 0.3, 0.25),
     ],
 )
 def test_the_name_of_a_candidate_says_all_of_it(named: Candidate) -> None:
@@ -89,38 +85,6 @@ def test_strategies_for_encoders_train_end_to_end(name: str, tmp_path: Path) -> 
     changes = {"mode": "finetune", "encoders": encoders, "seeds": 1, "epochs": 2, "balance": name}
     report = api.run(small(tmp_path, controls=False, corruptions=False, fusions="sum", **changes))
     assert report.failed == {}
-
-
-def test_removed_modalities_are_the_same_for_all_and_never_in_the_test_split(
-    tmp_path: Path,
-) -> None:
-    bench = opened(tmp_path, missing_train=[0, 0.4])
-    removed = removed_modalities(bench, job(bench, "gmu, 40 % missing"))
-    assert removed is not None
-    fold = bench.folds[0]
-    learned = torch.cat([fold.train, fold.val])
-    assert removed[learned].double().mean() == pytest.approx(0.4 - 0.08, abs=0.06)
-    assert not removed.all(1).any()  # a sample keeps one
-    assert not removed[fold.test].any()
-    other = removed_modalities(bench, job(bench, "alone:b, 40 % missing"))
-    assert other is not None and torch.equal(other[:, 0], removed[:, 1])
-    (features,) = ProbeFeed(bench, job(bench, "gmu, 40 % missing"))([fold.train], 0)
-    assert torch.equal(features["a"].mask[:, 0], ~removed[fold.train, 0])
-
-
-def test_training_with_removed_modalities_is_a_row_with_an_area_and_its_interval(
-    tmp_path: Path,
-) -> None:
-    report = api.run(
-        small(tmp_path, controls=False, corruptions=False, fusions="sum", missing_train=[0, 0.5])
-    )
-    lines = {line["candidate"]: line for line in report.figures["leaderboard"]}
-    assert lines["sum, 50 % missing"]["kind"] == "incomplete"
-    for name in ("sum", "sum, 50 % missing"):
-        line = lines[name]
-        assert line["missing_area_low"] < line["missing_area"] < line["missing_area_high"]
-    assert "sum, 50 % missing" not in report.figures["cannot_be_told_apart"]
-    assert "50 % missing" not in report.verdict
 
 
 def test_the_best_single_modality_is_its_probe_where_that_beats_the_head(tmp_path: Path) -> None:

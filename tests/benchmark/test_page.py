@@ -124,7 +124,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
-        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", analyses=None, subgroups="target")
+        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", subgroups="target")
         assert not run(cfg).failed
     return out / "index.html"
 
@@ -181,33 +181,14 @@ def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
 def test_groups_of_samples_have_a_table_and_every_candidate_its_worst_group(page: Path) -> None:
     found = json.loads((page.parent / "summary.json").read_text())
     by_group, text = found["subgroups"]["target"], page.read_text()
-    section = text[text.index("<h2>By target</h2>") :].partition("<h2>What the data needs")[0]
+    section = text[text.index("<h2>By target</h2>") :].partition("<h2>When modalities go missing")[
+        0
+    ]
     assert html.escape(by_group["words"], quote=False).replace("'", "&#39;") in section
     for name, group in by_group["groups"].items():
         assert f"<td>{name}</td><td>{group['samples']}</td>" in section
     of_candidates = section.partition("Worst group of every candidate, by target")[2]
     assert all(f">{x['candidate'].split('_')[0]}" in of_candidates for x in found["leaderboard"])
-
-
-def test_what_the_data_needs_stands_beside_the_shapley_values(page: Path) -> None:
-    text = page.read_text()
-    worth = text.index("What each modality is worth")
-    assert worth < text.index("What the data needs") < text.index("When modalities go missing")
-    needs = json.loads((page.parent / "summary.json").read_text())["needs"]
-    (pair,) = needs["pid"]  # of an AND: 0.31 bits redundant, 0.5 synergistic
-    assert abs(pair["redundancy"] - 0.311) < 0.1
-    assert abs(pair["synergy"] - 0.5) < 0.1
-    assert pair["low_synergy"] < pair["synergy"] < pair["high_synergy"]
-    assert "take a fusion that multiplies or attends" in needs["advice"]
-    assert html.escape(needs["advice"]) in text
-    assert f"{pair['synergy']:.3f}" in text
-    emap = needs["emap"]
-    assert emap["fusion"] in FUSIONS
-    assert emap["samples"] == 80  # the test split
-    assert 0 <= emap["share"] <= 1
-    assert f"{emap['model']:.3f}" in text
-    minutes = json.loads((page.parent / "minutes.json").read_text())
-    assert minutes["analyses"] > 0
 
 
 def test_names_are_shown_as_code_and_each_candidate_has_its_calibration(page: Path) -> None:
@@ -255,7 +236,6 @@ def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
     titles = [column.title.replace("\u00a0", " ") for column in columns]
     page_rows = [dict(zip(titles, [x.text for x in row], strict=True)) for row in cells]
     header, rows = text_table(lines, "mae")
-    # Areas with intervals are shown only where a row was trained on incomplete data.
     gain = "gain over best single"
     assert header == ["candidate", "family", "MAE", "95 %", gain, "p (Holm)"]
     assert rows[0] == ["gmu", "early", "1,235", "one seed", "-3.25 (-4 to +1.5)", "0.200"]

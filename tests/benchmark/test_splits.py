@@ -49,7 +49,7 @@ def words(first: int, last: int, val: int = 0) -> list[str]:
 
 
 def benchmark(data: Any, out: Path, **settings: Any) -> Report:
-    base = {"tune": 0, "jobs": 1, "analyses": False, "fusion": {"dim": 8}}
+    base = {"tune": 0, "jobs": 1, "fusion": {"dim": 8}}
     return fz.benchmark(opened(data), target="y", out=out, **{**base, **QUICK, **settings})
 
 

@@ -375,7 +375,6 @@ def test_prefixes_of_the_fused_vector_are_written_on_request(
         ("e.parquet", "int8", 0.02),
         ("e.npy", "float32", 1e-6),
         ("e.npy", "int8", 0.02),
-        pytest.param("e.lance", "float16", 1e-3, marks=pytest.mark.needs("lance")),
         ("shards", "float32", 1e-6),
     ],
 )
@@ -486,7 +485,7 @@ def test_an_encoder_with_weights_from_a_file_is_composed(table: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--out e.csv", "written as .parquet, .npy or .lance, or into a folder"),
+        ("--out e.csv", "written as .parquet or .npy, or into a folder"),
         ("--matryoshka a", "--matryoshka 'a': expected sizes such as 64,128,256"),
         ("--dtype int4", "--dtype"),
     ],

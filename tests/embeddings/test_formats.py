@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import pytest
 import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
-from fusionzoo.embeddings.files import check_out, read_about
+from fusionzoo.embeddings.files import read_about
 from fusionzoo.tools.search.search import Searcher
 from fusionzoo.tools.search.vectors import open_vectors
 
 COUNT = 60
-OTHERS = ("shards", "e.npy", pytest.param("e.lance", marks=pytest.mark.needs("lance")))
+OTHERS = ("shards", "e.npy")
 NAMES = ("e.parquet", *OTHERS)
 
 
@@ -60,7 +59,7 @@ def test_a_search_gives_the_same_hits_in_every_format(
     out = embed(data, tmp_path, name)
     queries: list[dict[str, Any]] = [
         {"vector": data[5]["a"], "by": "a"},
-        {"id": "s8", "where": 'target == "x"'},
+        {"id": "s8"},
         {"id": ["s40", "s8", "s40"], "by": "b", "k": COUNT},
     ]
     for query in queries:
@@ -176,7 +175,7 @@ def arrow_plugin(tmp_path: Path, forget_plugins: Callable[[], None]) -> str:
 def test_a_format_is_one_class_in_one_file(
     arrow_plugin: str, data: Any, expected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(FusionZooError, match=r"as .parquet, .npy or .lance, or into a folder"):
+    with pytest.raises(FusionZooError, match=r"as .parquet or .npy, or into a folder"):
         embed(data, tmp_path, "e.arrow")
     out = embed(data, tmp_path, "e.arrow", plugins=arrow_plugin)
     hits = []
@@ -192,11 +191,3 @@ def test_a_format_is_one_class_in_one_file(
         np.testing.assert_array_equal(vectors, fz.read_embeddings(expected, column).vectors)
     rows = open_vectors(out).some("a", [50, 3, 50])[0]
     np.testing.assert_array_equal(rows, open_vectors(expected).some("a", [50, 3, 50])[0])
-
-
-def test_a_missing_library_is_named_before_anything_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "lance", None)
-    with pytest.raises(FusionZooError, match=r"lance, .* pip install 'fusionzoo\[lance\]'"):
-        check_out(tmp_path / "e.lance")

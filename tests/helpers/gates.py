@@ -44,10 +44,10 @@ def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> PidInputs:
     return PidInputs(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
 
 
-def planted_letters(samples: int = 679) -> PidInputs:
+def planted_letters() -> PidInputs:
     """Ten classes in five folds: audio tells nearly all, half of its width tells the speaker
     instead, as clusters then do; text tells most."""
-    draw = np.random.default_rng(0)
+    samples, draw = 679, np.random.default_rng(0)
     target, speaker = draw.integers(10, size=samples), draw.integers(4, size=samples)
     noise = draw.standard_normal((2, samples, 48))
     letters, speakers = draw.standard_normal((10, 16)), draw.standard_normal((4, 32))

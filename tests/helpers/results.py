@@ -140,7 +140,7 @@ TABLES = (
     Table(
         "benchmark/stamps_attention",
         f"python benchmark.py --config configs/benchmarks/stamps.yaml --fusions {ATTENTION}"
-        " --seeds 1 --controls false --corruptions none --baselines alone,linear --analyses false"
+        " --seeds 1 --controls false --corruptions none --baselines alone,linear"
         " --out report/stamps_attention",
         (*BENCHMARK, "configs/benchmarks/stamps.yaml"),
         "report/stamps_attention",

@@ -22,7 +22,6 @@ SMALL: dict[str, Any] = {
     "epochs": 4,
     "optim": {"lr": 3e-3},
     "jobs": 1,
-    "analyses": False,
 }
 
 

@@ -167,29 +167,6 @@ def test_files_without_the_same_ids_are_refused(folder: Path, tmp_path: Path) ->
         fz.embed_report(folder / "emb.parquet", samples=1)
 
 
-@pytest.mark.needs("tensorboard")
-def test_exports_can_be_read_by_their_viewers(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--html", "", "--export", "tensorboard,atlas", "--out", str(tmp_path / "x")]
-    assert main(["embed-report", str(folder / "emb.parquet"), *flags, "--split", "test"]) == 0
-    shown = capsys.readouterr().out
-    assert "embedding-atlas" in shown and "--text text --x projection_x" in shown
-    table = pq.read_table(tmp_path / "x" / "atlas.parquet").to_pylist()
-    assert len(table) == 30 and table[0]["neighbors"]["ids"][0] == 0
-    assert table[5]["text"].startswith("<b>thing</b>")
-    config = next((tmp_path / "x" / "tensorboard").rglob("projector_config.pbtxt")).read_text()
-    assert config.count("tensor_name") == 5 and "sprite" in config
-    metadata = next((tmp_path / "x" / "tensorboard").rglob("metadata.tsv")).read_text()
-    assert metadata.splitlines()[:2] == ["id\tclass\tsplit", "s60\ta\ttest"]
-    assert (
-        main(["embed-report", str(folder / "emb.parquet"), "--html", "", "--export", "umap"]) == 2
-    )
-    assert "it is one of tensorboard, atlas" in capsys.readouterr().err
-    assert main(["embed-report", str(folder / "emb.parquet"), "--out", "page.html"]) == 2
-    assert "--html names the page" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def page(report: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = report.to_html(tmp_path_factory.mktemp("page") / "report.html", points=60)

@@ -22,12 +22,10 @@ from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.embeddings.files import ParquetFile
-from fusionzoo.tools.search import index as vector_index
 from fusionzoo.tools.search import vectors as vector_file
 from fusionzoo.tools.search.query import check_same_space
 from fusionzoo.tools.search.search import Searcher
 from fusionzoo.tools.search.vectors import nearest, open_vectors
-from fusionzoo.tools.search.where import Where
 
 Write = Callable[..., Path]
 
@@ -91,14 +89,14 @@ def test_a_searcher_answers_from_memory_but_for_long_texts_as_from_the_file(
     about = {"vectors": {"fused": {"normalised": True}}}
     vectors = drawn(200) / np.linalg.norm(drawn(200), axis=1, keepdims=True)
     path = write(about=about, text=texts, year=np.arange(200), fused=vectors)
-    expected = Searcher(path, stream=True).search(ids=["s3", "s7"], where="year > 20").to_dict()
+    expected = Searcher(path, stream=True).search(ids=["s3", "s7"]).to_dict()
     searcher = Searcher(path)
-    assert searcher.search(ids=["s3", "s7"], where="year > 20").to_dict() == expected
+    assert searcher.search(ids=["s3", "s7"]).to_dict() == expected
     read = []
     take = ParquetFile.take
     monkeypatch.setattr(ParquetFile, "batches", None)
     monkeypatch.setattr(ParquetFile, "take", lambda *x: read.append(x[2]) or take(*x))
-    assert searcher.search(ids=["s3", "s7"], where="year > 20").to_dict() == expected
+    assert searcher.search(ids=["s3", "s7"]).to_dict() == expected
     assert read == [["text"]]
 
 
@@ -146,71 +144,6 @@ def test_ids_search_by_their_rows_and_are_no_hits_themselves(write: Write) -> No
         fz.search(path, id="nope")
 
 
-FILTERS = {
-    'split == "test"': lambda row: row["split"] == "test",
-    "year > 1950 and year <= 1990": lambda row: 1950 < row["year"] <= 1990,
-    "1950 < year <= 1990": lambda row: 1950 < row["year"] <= 1990,
-    'not (split == "test" or year < 1960)': lambda row: (
-        row["split"] != "test" and row["year"] >= 1960
-    ),
-    'target in ["a", "b"]': lambda row: row["target"] in ("a", "b"),
-    'target not in ("a",) and target is not None': lambda row: row["target"] in ("b", "c"),
-    "target is None": lambda row: row["target"] is None,
-    'contains(id, "9")': lambda row: "9" in row["id"],
-    'starts_with(id, "s1") and column("a name") == -2.5': lambda row: (
-        row["id"].startswith("s1") and row["a name"] == -2.5
-    ),
-    "present_image": lambda row: row["present_image"],
-}
-
-
-@pytest.mark.parametrize("text", FILTERS)
-def test_a_filter_leaves_the_rows_for_which_it_holds(text: str, write: Write) -> None:
-    rows = [
-        {
-            "id": f"s{row}",
-            "split": ("train", "test")[row % 2],
-            "year": 1940 + row,
-            "target": ("a", "b", "c", None)[row % 4],
-            "a name": (-2.5, 1.0)[row % 3 == 0],
-            "present_image": row % 5 > 0,
-        }
-        for row in range(60)
-    ]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "id"}
-    found = fz.search(write(fused=drawn(60), **columns), vector=[1] * 8, k=60, where=text)
-    expected = {str(row["id"]) for row in rows if FILTERS[text](row)}
-    assert set(found.ids) == expected and found.searched == len(expected) > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("split = 2", "cannot be read: invalid syntax"),
-        ("__import__('os').system('true')", "is not understood"),
-        ("split.__class__ == 1", "'split.__class__' is not understood"),
-        ("[x for x in split]", "is not understood"),
-        ("contains(split)", "is not understood"),
-        ("split == 3", "does not fit the columns (split is string)"),
-        ('"a" in split', "'split' is not understood"),
-        ("splt == 1", "neither the file nor its data has a column 'splt'"),
-        ("(" * 500 + "1" + ")" * 500, "cannot be read"),
-        ("x" * 20_000, "at most 10000"),
-        ('split in ["a", 1]', "cannot be read"),
-    ],
-)
-def test_a_filter_that_cannot_be_read_is_one_line(text: str, message: str, write: Write) -> None:
-    path = write(fused=drawn(3), split=["a", "b", "c"])
-    with pytest.raises(FusionZooError, match=re.escape(message)) as error:
-        fz.search(path, vector=[1] * 8, where=text)
-    assert "\n" not in str(error.value)
-
-
-def test_a_filter_evaluates_no_code() -> None:
-    with pytest.raises(FusionZooError, match="is not understood"):
-        Where("contains(open('/tmp/x', 'w'), 'a')")
-
-
 @pytest.mark.needs("faiss")
 def test_an_index_finds_nearly_what_the_exact_search_finds(
     write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -225,14 +158,14 @@ def test_an_index_finds_nearly_what_the_exact_search_finds(
     about = indexed._indexes["fused"].about
     assert 1 < about.visited < about.cells and about.recall >= 0.95
     assert (found[:, :, None] == exact[:, None]).any(1).double().mean() >= 0.95
-    # read again rather than built, and by a filter
+    # read again rather than built, and without a row of the query
     assert "building" in capsys.readouterr().out
     again = Searcher(path, method="index")
-    monkeypatch.setattr(vector_index, "SCAN", 10)  # filters are left to the index
-    hits = again.search(vector=queries[0], k=5, where="even").hits
+    hits = again.search(ids=["s0"], k=5).hits
     assert "building" not in capsys.readouterr().out
-    truth = fz.search(path, vector=queries[0], k=5, where="even")
+    truth = fz.search(path, id="s0", k=5)
     assert len({hit.row for hit in hits} & {hit.row for hit in truth}) >= 4
+    assert 0 not in {hit.row for hit in hits}
     assert "recall@10" in again.search(vector=queries[0]).method
 
 
@@ -342,13 +275,24 @@ def test_texts_pictures_and_sounds_find_their_own_rows(stamps: tuple[Path, Path]
     assert "s5" not in searcher.search({"audio": str(folder / "0.wav")}, by="audio", k=9).ids
 
 
-def test_hits_have_paths_and_a_filter_reads_columns_of_the_data(stamps: tuple[Path, Path]) -> None:
-    found = fz.search(stamps[1], id="s0", by="text", k=9, where="year >= 2003")
-    assert set(found.ids) == {"s3", "s4", "s5"}
+def test_hits_have_paths(stamps: tuple[Path, Path]) -> None:
+    found = fz.search(stamps[1], id="s0", by="text", k=9)
+    assert {"s4", "s5"} <= {*found.ids} and "s0" not in found.ids
     hit = next(hit for hit in found if hit.id == "s4")
     assert hit.sources["image"] == str(stamps[1].parent / "4.png")
     assert hit.sources["text"] == "thing [4]" and hit.columns["target"] == "a"
     assert "audio" not in next(hit for hit in found if hit.id == "s5").sources
+
+
+def test_a_file_of_some_rows_is_searched_like_the_whole_one(
+    stamps: tuple[Path, Path], tmp_path: Path
+) -> None:
+    some = tmp_path / "some.parquet"
+    pq.write_table(pq.read_table(stamps[1], filters=[("target", "==", "a")]), some)
+    whole = fz.search(stamps[1], text="thing [4]", by="text", k=9)
+    found = fz.search(some, text="thing [4]", by="text", k=9)
+    expected = [(hit.id, hit.sources) for hit in whole if hit.columns["target"] == "a"]
+    assert [(hit.id, hit.sources) for hit in found] == expected and len(expected) > 1
 
 
 def test_a_model_that_did_not_embed_the_file_is_refused(

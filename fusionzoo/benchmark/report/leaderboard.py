@@ -76,7 +76,7 @@ PAGE = (
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
     "ece_debiased",
-    *("ece_if_calibrated", "calibration", "missing_with_interval", "lost_with_interval"),
+    *("ece_if_calibrated", "calibration"),
     *("gain_with_interval", "p", "source"),
 )
 TERMINAL = ("candidate", "metric", "over_splits", "interval", "untuned", "gain_with_interval")
@@ -287,16 +287,11 @@ class Column:
     text: Callable[..., str]  # of the values of the keys
     note: str = ""  # what the column shows, where the heading does not say it
     default: bool = True  # on the page; otherwise behind the switch "all columns"
-    kind: str = ""  # left out if no line is of this kind
     best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
 
 
 def _interval(low: float, high: float) -> str:
     return f"{decimal(low)} to {decimal(high)}"
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    return f"{decimal(value)} ({_interval(low, high)})"
 
 
 def _p_value(p: float) -> str:
@@ -364,10 +359,6 @@ def columns(metric: str) -> dict[str, Column]:
     over_lost = f"{title} over the severity of a lost part, averaged"
     best: Literal["high", "low"] = "high" if metric_named(metric).higher else "low"
 
-    def area_with_interval(key: str, title: str) -> Column:
-        keys = (key, f"{key}_low", f"{key}_high")
-        return Column(keys=keys, title=title, text=_with_interval, kind="incomplete", best=best)
-
     return COMMON | {
         "metric": Column(keys=(metric,), title=title, text=decimal, best=best),
         "interval": Column(
@@ -401,8 +392,6 @@ def columns(metric: str) -> dict[str, Column]:
         "lost": Column(
             keys=("lost_area",), title="lost parts", text=decimal, note=over_lost, default=False
         ),
-        "missing_with_interval": area_with_interval("missing_area", "missing"),
-        "lost_with_interval": area_with_interval("lost_area", "lost parts"),
     }
 
 
@@ -425,12 +414,10 @@ def _worst_columns(lines: Sequence[Line], metric: str) -> dict[str, Column]:
 def present_columns(lines: Sequence[Line], metric: str, names: Sequence[str]) -> list[Column]:
     """Return those of the named columns that the lines have values for."""
     by_name = columns(metric) | _worst_columns(lines, metric)
-    kinds = {line.get("kind") for line in lines}
     return [
         column
         for column in (by_name[name] for name in names)
         if any(_has_value(line.get(column.keys[0])) for line in lines)
-        and (not column.kind or column.kind in kinds)
     ]
 
 

@@ -24,7 +24,7 @@ from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
 
 from ..bench import metric_named
-from ..candidates import ALONE, is_single
+from ..candidates import ALONE
 from ..clock import read_laps
 from . import plots
 from .checklist import Line, checklist
@@ -49,7 +49,7 @@ from .results import (
 )
 from .subgroups import page_section
 from .tables import costs, latex, markdown, write_parquet
-from .verdict import incomplete, pairwise
+from .verdict import pairwise, under_dropout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
         "ranks": _ranks(summary),
         "missing": _missing(summary, metric),
         "corruptions": _corruptions(summary, metric),
-        "incomplete": incomplete(summary),
+        "dropout": under_dropout(summary),
         "calibration": _calibration(summary),
         "pareto": _pareto(summary, metric),
     }
@@ -187,7 +187,6 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
         return None
     if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
         return None  # no subsets were measured
-    fusions += _incomplete_fusions(summary)
     panels = {
         title: {
             fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
@@ -202,15 +201,10 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": svg, "table": (["missing", "candidate", *RATES], rows)}
 
 
-def _incomplete_fusions(summary: Summary) -> list[CandidateResults]:
-    """Return the fusions that were trained with modalities removed or damaged."""
-    return [s for s in summary.of_kind("incomplete") if not is_single(s.name)]
-
-
 def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
     panels: dict[str, dict[str, dict[str, list[float]]]] = {}  # modality -> corruption -> candidate
     singles, at = summary.of_kind("single"), [0]
-    fusions = [*summary.of_kind("fusion"), *_incomplete_fusions(summary)]
+    fusions = summary.of_kind("fusion")
     for modality in summary.bench.modalities:
         alone = [single for single in singles if single.name == f"{ALONE}{modality}"]
         for candidate in [*fusions, *alone]:
@@ -298,7 +292,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),
         heat=heat_map(summary, figures.get("shapley", {})),
-        needs_table=needs_table,
         stages=stage_rows(figures, laps),
         presence=presence_table(figures),
         groups=[page_section(column, figures) for column in figures.get("subgroups", {})],
@@ -309,13 +302,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         version=__version__,
     )
     return str(text)
-
-
-def needs_table(needs: Mapping[str, Any]) -> Table:
-    """Return the parts of each pair of sources, with their intervals, for the CSV."""
-    pairs = needs["pid"]
-    header = [key for key in pairs[0] if key not in ("clusters", "limits")]
-    return header, [[pair[key] for key in header] for pair in pairs]
 
 
 def presence_table(figures: Mapping[str, Any]) -> Table | None:

@@ -62,7 +62,7 @@ class CandidateResults:
     """All results of one candidate, seed by seed."""
 
     name: str
-    # fusion | single | baseline | incomplete (trained with modalities removed or damaged)
+    # fusion | single | baseline
     # | chosen (made of the fusions that validation data chose)
     kind: str
     family: str

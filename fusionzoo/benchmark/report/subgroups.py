@@ -171,7 +171,7 @@ def _of_column(
 
 def _leader(summary: Summary, choice: Choice, best: CandidateResults | None) -> str | None:
     """Return the best candidate of the table, where it is none of the two that stand there."""
-    lines = [x for x in summary.leaderboard if x["kind"] not in ("incomplete", "chosen")]
+    lines = [x for x in summary.leaderboard if x["kind"] != "chosen"]
     shown = [*choice.counts] if len(choice.counts) == 1 else []
     shown += [] if best is None else [best.name]
     first = str(lines[0]["candidate"])

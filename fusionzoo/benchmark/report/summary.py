@@ -28,7 +28,6 @@ from ..candidates import (
     is_fitted,
     is_single,
     modalities_of,
-    parse,
     single_modality,
 )
 from ..examine import score_row, takes_part
@@ -248,10 +247,7 @@ def _kind_and_family(name: str) -> tuple[str, str]:
     if name in EVERYTHING:
         return "baseline", "baseline"
     single = is_single(name)
-    family = "single" if single else fusion_info(fusion_of(name)).family
-    if parse(name).incomplete:
-        return "incomplete", family
-    return ("single" if single else "fusion"), family
+    return ("single", "single") if single else ("fusion", fusion_info(fusion_of(name)).family)
 
 
 def _control(bench: Bench, name: str, results: Sequence[JobResult]) -> Tensor | None:

@@ -131,7 +131,7 @@ def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
         of = f"{summary.bench.of_folds} {summary.bench.fold_word}s"
         done += f", 1 of {of} ({len(summary.target):,} samples)"
     if (cfg.tune or 0) > 1:
-        kinds = ("single", "fusion", "incomplete")
+        kinds = ("single", "fusion")
         trained = [x for x in summary.candidates if x.kind in kinds and not is_fitted(x.name)]
         done += f", {len(stage.tuned)} of {len(trained)} are tuned"
     known = {candidate.name for candidate in summary.candidates} | set(summary.failed)
@@ -476,7 +476,7 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
     `single` is the best single modality in words, empty if none was trained.
     """
     metric, leader = summary.bench.metric, summary.line(tied[0])
-    table = [line for line in summary.leaderboard if line["kind"] not in ("incomplete", "chosen")]
+    table = [line for line in summary.leaderboard if line["kind"] != "chosen"]
     several = len(summary.of_kind("fusion")) > 1
     name, top, score = f"`{tied[0]}`", table[0], leader["score"]
     shown = f"{metric.shown(score):.3f}"
@@ -511,14 +511,14 @@ def _best_single_score(table: Sequence[Mapping[str, Any]]) -> float:
     return max(float(line["score"]) for line in table if line["family"] == "single")
 
 
-def incomplete(summary: Summary) -> dict[str, Any] | None:
-    """Return the table of these candidates: score and areas, and their change, with intervals.
+def under_dropout(summary: Summary) -> dict[str, Any] | None:
+    """Return score and areas of fusions trained with modality dropout, and their change.
 
-    A change is paired: against the same candidate trained on whole samples without a training
-    strategy. None: no candidate was trained for missing or damaged modalities.
+    A change is paired: against the same candidate without a training strategy. None: no candidate
+    was trained with modality dropout.
     """
     trained = [parse(candidate.name) for candidate in summary.candidates]
-    bases = dict.fromkeys(x.base for x in trained if x.incomplete or DROPOUT in x.balance)
+    bases = dict.fromkeys(x.base for x in trained if DROPOUT in x.balance)
     whole = {s.name: s for s in summary.candidates if s.name in bases}
     candidates = [
         candidate

@@ -1,8 +1,7 @@
-"""The quality report of one or two files of embeddings: figures, tables, a page, exports."""
+"""The quality report of one or two files of embeddings: figures, tables, a page."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
@@ -26,9 +22,8 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.version import __version__
 
 from ..search.samples import SearchedSamples, open_samples
-from ..search.vectors import VectorFile, open_vectors, unit
+from ..search.vectors import VectorFile, open_vectors
 from .figures import (
-    MIN_POINTS,
     MIN_ROWS,
     EmbeddedSample,
     cka_table,
@@ -36,7 +31,6 @@ from .figures import (
     draw_rows,
     map_data,
     pair_figures,
-    project,
     read_sample,
     retrieval,
 )
@@ -67,10 +61,6 @@ Measure embeddings: `fusionzoo embed-report emb.parquet [other.parquet] --html r
 
 Probes, neighbours, geometry, similarity of spaces and retrieval, with intervals, and a map.
 """
-KINDS = ("tensorboard", "atlas")
-NEIGHBOURS = 15
-SPRITE = 32  # pixels of an image in TensorBoard
-MAX_SPRITE = 8192  # pixels of a side of the image of all of them, which browsers can load
 
 
 @dataclass(frozen=True)
@@ -288,8 +278,6 @@ class EmbedReportConfig:
     samples: Count = option(5000, "rows that are drawn for the figures")
     html: str = option("embed-report.html", "page to write; empty = none")
     json: str = option("", "file for the figures")
-    export: str | list[str] = option("", "also write for other viewers: tensorboard,atlas")
-    out: str = option("", "folder of the exports; empty = embed-export")
 
 
 def embed_report_command(args: Sequence[str]) -> int:
@@ -304,12 +292,8 @@ def embed_report_command(args: Sequence[str]) -> int:
 
 
 def _report(cfg: EmbedReportConfig) -> int:
-    from fusionzoo.datasets.tables.table import word_list
-
     if not cfg.embeddings:
         raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")
-    if cfg.out and not cfg.export:
-        raise FusionZooError("--out is the folder of --export; --html names the page")
     report = embed_report(
         cfg.embeddings,
         cfg.other or None,
@@ -328,118 +312,4 @@ def _report(cfg: EmbedReportConfig) -> int:
         print(f"wrote {cfg.json}")
     if cfg.html:
         print(f"wrote {report.to_html(cfg.html)}")
-    folder = Path(cfg.out or "embed-export")
-    for path in export(report.samples[0], word_list(cfg.export), folder) if cfg.export else ():
-        opened = atlas_command(path) if path.suffix else f"tensorboard --logdir {path}"
-        print(f"wrote {path}: {opened}")
     return 0
-
-
-def export(sample: EmbeddedSample, kinds: list[str], folder: Path) -> list[Path]:
-    """Write the exports into a folder; return their paths."""
-    writers = {"tensorboard": export_tensorboard, "atlas": export_atlas}
-    for kind in kinds:
-        if kind not in KINDS:
-            raise FusionZooError(f"--export {kind}: it is one of {', '.join(KINDS)}")
-    if kinds:
-        folder.mkdir(parents=True, exist_ok=True)
-    return [writers[kind](sample, folder) for kind in kinds]
-
-
-def export_tensorboard(sample: EmbeddedSample, folder: Path) -> Path:
-    """Write every column of vectors for the projector: `tensorboard --logdir FOLDER`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        needs = "--export tensorboard needs pip install 'fusionzoo[tensorboard]'"
-        raise FusionZooError(needs) from error
-
-    out = folder / "tensorboard"
-    with SummaryWriter(str(out)) as writer:
-        for column, vectors in sample.vectors.items():
-            rows = sample.usable[column].nonzero()[:, 0]
-            if not len(rows):
-                continue
-            lines = [
-                [_cell(sample.ids[row]), _cell(sample.targets[row]), _cell(sample.splits[row])]
-                for row in rows.tolist()
-            ]
-            writer.add_embedding(
-                vectors[rows],
-                metadata=lines,
-                metadata_header=["id", "class", "split"],
-                label_img=_sprites(sample, rows.tolist()),
-                tag=column,
-            )
-    return out
-
-
-def export_atlas(sample: EmbeddedSample, folder: Path) -> Path:
-    """Write a Parquet file with projection and neighbours, and the command that opens it."""
-    column = "fused" if "fused" in sample.vectors else next(iter(sample.vectors))
-    rows = sample.usable[column].nonzero()[:, 0]
-    if len(rows) < MIN_POINTS:
-        raise FusionZooError(f"{sample.file.path}: fewer than {MIN_POINTS} rows have {column!r}")
-    vectors = unit(sample.vectors[column][rows])
-    points = project(vectors.numpy())
-    columns: dict[str, Any] = {
-        "id": [sample.ids[row] for row in rows.tolist()],
-        "class": [sample.targets[row] for row in rows.tolist()],
-        "split": [sample.splits[row] for row in rows.tolist()],
-        "projection_x": points[:, 0],
-        "projection_y": points[:, 1],
-        "neighbors": _neighbours(vectors),
-    }
-    texts = [_text(sample, row) for row in rows.tolist()]
-    if any(texts):
-        columns["text"] = texts
-    path = folder / "atlas.parquet"
-    pq.write_table(pa.table(columns), path, write_page_checksum=True)
-    return path
-
-
-def atlas_command(path: Path) -> str:
-    """Return the command that opens the export in Embedding Atlas."""
-    text = " --text text" if "text" in pq.read_schema(path).names else ""
-    axes = "--x projection_x --y projection_y --neighbors neighbors"
-    return f"embedding-atlas {path}{text} {axes}"
-
-
-def _neighbours(vectors: torch.Tensor) -> list[dict[str, Any]]:
-    """Return the nearest rows of each, as Embedding Atlas reads them: row numbers, distances."""
-    count = min(NEIGHBOURS + 1, len(vectors))
-    neighbours: list[dict[str, Any]] = []
-    for rows in torch.arange(len(vectors)).split(1024):
-        top = (vectors[rows] @ vectors.T).topk(count, dim=1)
-        for ids, cosines in zip(top.indices.tolist(), top.values.tolist(), strict=True):
-            distances = [max(0.0, 1 - cosine) for cosine in cosines]
-            neighbours.append({"ids": ids, "distances": distances})
-    return neighbours
-
-
-def _sprites(sample: EmbeddedSample, rows: list[int]) -> torch.Tensor | None:
-    """Return small images of the samples, (N, 3, 32, 32) in [0, 1]; None without images."""
-    if sample.samples.dataset is None or len(rows) > (MAX_SPRITE // SPRITE) ** 2:
-        return None
-    sprites = torch.ones(len(rows), 3, SPRITE, SPRITE)
-    has_any = False
-    for number, row in enumerate(rows):
-        for preview in sample.samples.previews(sample.ids[row]):
-            if preview.image is not None:
-                small = preview.image.convert("RGB").resize((SPRITE, SPRITE))
-                sprites[number] = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
-                has_any = True
-                break
-    return sprites if has_any else None
-
-
-def _text(sample: EmbeddedSample, row: int) -> str:
-    sources = sample.samples.sources(sample.ids[row])
-    dataset = sample.samples.dataset
-    kinds = {} if dataset is None else dataset.modalities
-    return next((x for name, x in sources.items() if kinds.get(name) == "text"), "")
-
-
-def _cell(value: str | None) -> str:
-    """Return a cell of a TSV file."""
-    return " ".join(json.dumps(value or "", ensure_ascii=False)[1:-1].split())

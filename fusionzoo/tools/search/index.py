@@ -29,7 +29,6 @@ TRIALS = 200  # rows that serve as queries when the number of cells to visit is 
 RECALL = 0.98  # at 10, that is aimed at in these trials
 CANDIDATES = 10  # per result, ranked again exactly
 MIN_CANDIDATES = 100
-SCAN = 200_000  # rows; a filter that leaves fewer is answered exactly
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,6 @@ class Index:
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and rows of about the k nearest, both (Q, k), see `nearest`."""
         faiss, queries = import_faiss(), unit(queries)
-        if allowed is not None and int(allowed.sum()) < SCAN:
-            return self.exact(queries, k, allowed)
         chosen: dict[str, Any] = {"nprobe": visited or self.about.visited}
         if allowed is not None:
             bits = np.packbits(allowed.numpy(), bitorder="little")
@@ -84,18 +81,9 @@ class Index:
         )
         return self._rank(queries, torch.from_numpy(rows), k)
 
-    def exact(
-        self, queries: Tensor, k: int, allowed: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def exact(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k nearest of all vectors, in blocks."""
-        if allowed is None:
-            blocks = array_blocks(self.vectors, self.usable, BLOCK)
-            return nearest(blocks, queries, k, are_units=True)
-        rows = np.flatnonzero(allowed.numpy() & self.usable)
-        blocks = array_blocks(self.vectors[rows], self.usable[rows], BLOCK)
-        cosines, places = nearest(blocks, queries, k, are_units=True)
-        row_numbers = torch.from_numpy(rows)[places.clamp(min=0)] if len(rows) else places
-        return cosines, torch.where(places < 0, places, row_numbers)
+        return nearest(array_blocks(self.vectors, self.usable, BLOCK), queries, k, are_units=True)
 
     def _rank(self, queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Rank candidates (Q, C), -1 where there is none, by their full vectors."""

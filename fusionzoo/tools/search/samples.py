@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from fusionzoo.config import merge
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media.arrays import ArrayItem
@@ -51,17 +48,6 @@ class SearchedSamples:
         if row is None or self.dataset is None:
             return []
         return show_sample(self.dataset, row, plays=plays)
-
-    def column(self, name: str, ids: pa.Array) -> pa.Array:
-        """Return a column of the data set's table for some ids, null where it lacks the id."""
-        if self.dataset is None or name not in self.dataset.table.column_names:
-            has = [] if self.dataset is None else self.dataset.table.column_names
-            reason = f" ({self.problem})" if self.problem else f": it has {', '.join(has)}"
-            raise FusionZooError(
-                f"--where: neither the file nor its data has a column {name!r}{reason}"
-            )
-        places = pc.index_in(ids.cast(pa.string()), self.dataset.table["id"].combine_chunks())
-        return self.dataset.table[name].combine_chunks().take(places)
 
 
 def open_samples(

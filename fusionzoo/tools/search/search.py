@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -44,7 +42,6 @@ from .vectors import (
     open_vectors,
     unit,
 )
-from .where import Where
 
 MAX_EXACT = 3_000_000  # rows; larger files get an index
 Method = Literal["auto", "exact", "index"]
@@ -114,7 +111,6 @@ class Searcher:
         vector: Any = None,
         by: str = "",
         k: int = 10,
-        where: str = "",
         visited: int | None = None,
     ) -> Found:
         """Return the k rows nearest to a query of media by modality or kind, of ids, of a vector.
@@ -129,7 +125,6 @@ class Searcher:
             raise FusionZooError("nothing to search for: --text, --image, --audio or --id")
         if k < 1:
             raise FusionZooError(f"k={k}; it must be at least 1")
-        condition = Where(where) if where else None  # its mistakes come before a model is loaded
         column = choose_column(self.file, by, list(values))
         if column not in self._checked:
             check_lengths(self.file, column)
@@ -137,7 +132,7 @@ class Searcher:
         other = open_vectors(ids_from or self.file)
         check_same_space(self.file, other, column)
         rows = other.rows_of(ids)
-        allowed = self._allowed(condition, [] if ids_from else rows)
+        allowed = None if ids_from else self._without(rows)
         parts = [self._vectors_of(other, column, rows)] if rows else []
         query = self._query(values, vector, column, parts)
         scale = self._scale(query, column)
@@ -147,7 +142,7 @@ class Searcher:
         words += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
         notes = [self.samples.problem] if self.samples.problem else []
         if not hits:
-            notes.append("no row matches the filter" if where else f"no row has {column}")
+            notes.append(f"no row has {column}")
         notes += self._lacking(column, hits, allowed)
         searched = self.file.rows if allowed is None else int(allowed.sum())
         return Found(
@@ -208,28 +203,12 @@ class Searcher:
             self._vectors[column] = vectors, usable
         return self._vectors[column]
 
-    def _allowed(self, where: Where | None, excluded: Sequence[int]) -> Tensor | None:
-        """Return the rows that the filter leaves, bool (N,); None for all of them."""
-        if where is None and not excluded:
+    def _without(self, rows: Sequence[int]) -> Tensor | None:
+        """Return which rows are no rows of the query, bool (N,); None for all of them."""
+        if not rows:
             return None
         allowed = torch.ones(self.file.rows, dtype=torch.bool)
-        if where is not None:
-            allowed = self._filter(where)
-        allowed[list(excluded)] = False
-        return allowed
-
-    def _filter(self, where: Where) -> Tensor:
-        names = [name for name in where.columns if name in self.file.columns]
-        others = [name for name in where.columns if name not in names]
-        allowed, start = torch.zeros(self.file.rows, dtype=torch.bool), 0
-        needed = list(dict.fromkeys([*names, "id"])) if others else names or ["id"]
-        for batch in self.file.batches(needed, BLOCK):
-            columns = {name: batch.column(name) for name in names}
-            columns |= {name: self.samples.column(name, batch.column("id")) for name in others}
-            table = pa.table({**columns, "": pa.array(np.arange(start, start + len(batch)))})
-            rows = where.rows(table)[""].to_numpy()
-            allowed[torch.from_numpy(rows.copy())] = True
-            start += len(batch)
+        allowed[list(rows)] = False
         return allowed
 
     def _index(self, column: str) -> Index | None:
@@ -319,12 +298,11 @@ def search(
     vector: Any = None,
     by: str = "",
     k: int = 10,
-    where: str = "",
     **settings: Any,
 ) -> Found:
     """Return the rows of a file of embeddings that are nearest to a query.
 
-    `search("emb.parquet", text="a red bird", k=5, where='split == "test"')`. Several of `text`,
+    `search("emb.parquet", text="a red bird", k=5)`. Several of `text`,
     `image`, `audio`, `id` (one or several), `query` ({modality: value}) and `vector` make one
     query. Further settings are those of `Searcher`, which answers many queries faster.
     """
@@ -336,7 +314,7 @@ def search(
         searcher = Searcher(embeddings, **{"stream": True, **settings})
     values = {"text": text, "image": image, "audio": audio, **(query or {})}
     ids = [id] if isinstance(id, str) else list(id)
-    return searcher.search(values, ids=ids, vector=vector, by=by, k=k, where=where)
+    return searcher.search(values, ids=ids, vector=vector, by=by, k=k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +330,6 @@ class SearchConfig:
     ids_from: str = option("", "file of embeddings that has --id, if it is another one")
     k: Count = option(10, "number of results")
     by: str = option("", "fused | <modality> | aligned | aligned_<modality>; empty = chosen")
-    where: str = option("", "filter on columns, of the file or its data: 'split == \"test\"'")
     method: Literal["auto", "exact", "index"] = option(
         "auto", "exact | index (FAISS, built beside the file) | auto: index beyond 3,000,000 rows"
     )
@@ -394,7 +371,6 @@ def _search(cfg: SearchConfig) -> int:
         ids_from=cfg.ids_from,
         by=cfg.by,
         k=cfg.k,
-        where=cfg.where,
         visited=cfg.visited,
     )
     if quiet:

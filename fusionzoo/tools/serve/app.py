@@ -236,7 +236,7 @@ class Service:
         return self._answered({"vectors": {name: answer.vectors[name].tolist() for name in names}})
 
     async def search(self, request: Request) -> Response:
-        """Return the rows of the index nearest to a sample: `?k=10&by=fused&where=...`."""
+        """Return the rows of the index nearest to a sample: `?k=10&by=fused`."""
         if self.searcher is None:
             raise RefusedRequest(
                 404, "there is no index: fusionzoo serve MODEL --index emb.parquet"
@@ -268,8 +268,7 @@ class Service:
         try:
             column = choose_column(self.searcher.file, query.get("by", ""), names)
             vector = query_vector(self.model, answer.vectors, names, column)
-            where = query.get("where", "")
-            nearest = self.searcher.search(vector=vector, by=column, k=int(k), where=where)
+            nearest = self.searcher.search(vector=vector, by=column, k=int(k))
         except FusionZooError as error:
             raise RefusedRequest(422, one_line(error)) from None
         hits = [{"rank": x.rank, "id": x.id, "cosine": x.cosine, **x.columns} for x in nearest]
