@@ -115,6 +115,9 @@ TABLES = (
     Table(
         "search_exact.csv", "python perf/search.py", ("perf/search.py", "fusionzoo/tools/search")
     ),
+    Table(
+        "startup.csv", "python perf/startup.py", ("perf/startup.py", "fusionzoo/cli.py", *READING)
+    ),
     script("which", BENCHMARK, "runs/which"),
     Table(
         "hostile.csv",
