@@ -61,7 +61,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--out", type=Path, help="CSV file")
     flags = parser.parse_args()
-    out = flags.out or (ROOT / "results" / "startup.csv" if flags.python == sys.executable else None)
+    table = ROOT / "results" / "startup.csv"
+    out = flags.out or (table if flags.python == sys.executable else None)
     with TemporaryDirectory() as folder:
         here = Path(folder)
         os.environ["FUSIONZOO_CACHE"] = str(here / "cache")
