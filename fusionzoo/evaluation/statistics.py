@@ -75,7 +75,8 @@ def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[floa
     z = NormalDist().inv_cdf((1 + level) / 2)  # scipy.stats takes 0.6 s of CPU to import
     centre, scale = share + z**2 / (2 * count), 1 + z**2 / count
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (2 * count) ** 2)
-    return max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # share is inside but for rounding
 
 
 def weighted(scores: Array, weights: Array | None) -> Array:
