@@ -272,7 +272,7 @@ def describe_features(
     """Describe an encoder's features of a data set, but for the view."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
     max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=max_tokens, precision="fp32")
+    return describe(encoder, dataset, max_tokens=max_tokens)
 
 
 def store_features(

@@ -248,7 +248,7 @@ def _entry_of(
     """Return the description of features of a run, as evaluation prepares the samples."""
     # Without tokens, one per sample tells which samples have the modality.
     max_tokens = None if with_tokens else 1
-    return describe(encoder, samples, max_tokens=max_tokens, precision="fp32", view=0, **options)
+    return describe(encoder, samples, max_tokens=max_tokens, view=0, **options)
 
 
 class _Watch:
