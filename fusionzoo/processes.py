@@ -25,10 +25,10 @@ def exit_code(signals: list[int]) -> int:
 def catch_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying: the run saves after its step."""
     caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGINT))  # Windows
+    names = ("SIGINT", "SIGTERM", "SIGUSR1")  # Windows lacks the last
     before = {
         number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in dict.fromkeys(numbers)
+        for number in (getattr(signal, name) for name in names if hasattr(signal, name))
     }
     try:
         yield caught

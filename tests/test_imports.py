@@ -16,7 +16,7 @@ HEAVY = (
 # Commands run as the console command does; what is imported is noted when the first line appears,
 # before the first step, and at the end.
 CODE = """
-import json, sys, threading
+import json, sys
 from pathlib import Path
 from fusionzoo import __main__ as command
 

@@ -501,9 +501,8 @@ def _batches(
 ) -> Iterator[tuple[PlannedBatch, Batch]]:
     """Yield each planned batch with what was loaded for it."""
     keys = ([(row, 0) for row in planned.rows.tolist()] for planned in job.plan.batches(numbers))
-    stored = FrozenFeatures({}, [])
-    if not job.wanted.layers:
-        stored = stored_features(job.model, job.dataset)
+    reads_layers = bool(job.wanted.layers)  # which no stored features have
+    stored = FrozenFeatures({}, []) if reads_layers else stored_features(job.model, job.dataset)
     for note in stored.notes:
         say(note)
     loader = make_loader(
