@@ -103,7 +103,9 @@ def test_any_number_of_processes_learns_the_same(
     fusion: str, strategy: str, size: int, learned: Path
 ) -> None:
     one, many = f"{fusion}-ddp-1", f"{fusion}-{strategy}-{size}"
-    wanted, found = (torch.load(learned / f"{name}-losses") for name in (one, many))
+    wanted, found = (
+        torch.load(learned / f"{name}-losses", weights_only=True) for name in (one, many)
+    )
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-6)
     assert sum(wanted[-5:]) < sum(wanted[:5])
     alone, together = (run_folder.read(learned / f"{name}.pt") for name in (one, many))

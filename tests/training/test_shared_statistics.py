@@ -74,7 +74,7 @@ def work(rank: int, folder: Path) -> None:
 
 def test_statistics_cross_before_evaluation_and_at_no_step(tmp_path: Path) -> None:
     ranks.run(__file__, 2, tmp_path, timeout=200)
-    first, second = (torch.load(tmp_path / f"seen-{rank}") for rank in range(2))
+    first, second = (torch.load(tmp_path / f"seen-{rank}", weights_only=True) for rank in range(2))
     assert first["broadcasts"] == second["broadcasts"] == []
     assert not torch.equal(first["apart"], second["apart"])  # each of its own batches
     assert torch.equal(first["shared"], first["apart"])
