@@ -31,6 +31,10 @@ TIMM_CONFIG = "config.json"  # architecture and pretrained_cfg, as timm saves a 
 INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")
+# How torch resizes tensors; by Lanczos' filter only newer ones.
+RESIZES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
+    RESIZES = (*RESIZES, "lanczos")
 CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours
 
 
@@ -49,6 +53,14 @@ class Preparation:
     fit: str = "crop"
     resized: tuple[int, int] | None = None  # (H, W) that is covered or squashed to before a crop
     rounds_down: bool = False  # the crop's corner, as transformers; torchvision rounds half to even
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in RESIZES:
+            known = ", ".join(RESIZES)
+            raise FusionZooError(
+                f"interpolation {self.interpolation!r} is none of those of torch"
+                f" {torch.__version__}: {known}"
+            )
 
     @property
     def before_crop(self) -> tuple[int, int]:

@@ -82,7 +82,8 @@ class PDF(LateFusion):
         seen = [x.detach() for x in read] if self.training else read
         pairs = zip(self.confidence.values(), seen, strict=True)
         confidence = torch.cat([head(x) for head, x in pairs], dim=1).sigmoid()
-        confidence = confidence.clamp(EDGE, 1 - EDGE)
+        edge = max(EDGE, torch.finfo(confidence.dtype).eps)  # in bfloat16, 1 - EDGE is 1
+        confidence = confidence.clamp(edge, 1 - edge)
         belief = co_belief(confidence, present)
         if self.calibrate and not self.training:
             belief = relative_calibration(unimodal, present) * belief

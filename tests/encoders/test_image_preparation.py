@@ -66,6 +66,11 @@ def test_a_crop_mode_that_is_not_known_is_refused_unless_replaced() -> None:
     create_encoder("image", "timm/resnet10t", fit="pad", **model)
 
 
+def test_an_interpolation_that_torch_lacks_is_refused() -> None:
+    with pytest.raises(FusionZooError, match=r"interpolation 'hamming' is none of .*: nearest, "):
+        create_encoder("image", "timm/resnet10t", pretrained=False, interpolation="hamming")
+
+
 @pytest.fixture
 def photographs() -> list[Tensor]:
     """Two photographs of 640 x 427 that scikit-learn ships."""

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import fusionzoo as fz
-from fusionzoo.encoders.image import ImageProcessor, Preparation
+from fusionzoo.encoders.image import RESIZES, ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.html.template import template
 from fusionzoo.model import FusionModel, create_model
@@ -34,7 +34,7 @@ FITS = (
     Preparation(size=(24, 24), fit="pad", interpolation="bicubic"),
     Preparation(size=(24, 24), fit="crop", resized=(27, 27)),
     Preparation(size=(24, 20), fit="crop", resized=(28, 24), rounds_down=True),
-    Preparation(size=(24, 24), fit="squash", resized=(29, 29), interpolation="lanczos"),
+    Preparation(size=(24, 24), fit="squash", resized=(29, 29), interpolation=RESIZES[-1]),
 )
 
 
