@@ -49,8 +49,9 @@ class OptimConfig:
     name: str = option("adamw", "optimiser: any of torch.optim or timm.optim")
     settings: Tree = option({}, "further arguments of the optimiser: --optim.settings.eps 1e-6")
     lr: Positive = option(1e-3, "learning rate of all groups without a specific one")
-    modality_lr: dict[str, Positive] = option({}, "modality -> learning rate of its encoder")
-    fusion_lr: Positive | None = option(None, "learning rate of the fusion")
+    modality_lr: dict[str, Positive] = option(
+        {}, "modality -> learning rate of its encoder; `fusion` -> that of the fusion"
+    )
     layer_decay: dict[str, Factor] = option(
         {}, "modality -> factor of lr per layer, from the last down"
     )
@@ -58,15 +59,16 @@ class OptimConfig:
     modality_weight_decay: dict[str, NotNegative] = option(
         {}, "modality -> weight decay of its encoder"
     )
-    momentum: Share = option(0.9, "momentum of sgd")
-    betas: tuple[float, float] = option((0.9, 0.999), "betas of adam and adamw")
     schedule: Schedule = option("cosine", f"after the warm-up: {' | '.join(get_args(Schedule))}")
     modality_schedule: dict[str, Schedule] = option({}, "modality -> schedule of its encoder")
     warmup: Share = option(0.05, "linear warm-up, as a share of all steps")
     modality_warmup: dict[str, Share] = option({}, "modality -> warm-up of its encoder")
     gamma: Positive = option(0.1, "step and plateau schedules: factor of each drop")
-    step_epochs: Count = option(10, "step schedule: epochs between drops")
-    plateau_epochs: Count = option(3, "plateau schedule: epochs without a better val loss")
+    step_epochs: Count | None = option(
+        None,
+        "epochs between drops of the step schedule (none = 10), or without a better val loss"
+        " before one of plateau (none = 3)",
+    )
     unfreeze_at_epoch: dict[str, Count] = option({}, "modality -> epochs its encoder stays frozen")
     gradual_unfreeze: dict[str, Count] = option(
         {}, "modality -> epochs between unfreezing layers, from the last one down"

@@ -27,6 +27,7 @@ UNFIT = {
     "sparseadam": "sparse gradients",
     "adahessian": "second derivatives",
 }
+MOMENTUM = 0.9  # of SGD
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -44,7 +45,7 @@ def param_groups(
     scales = {name: float(getattr(x, "lr_scale", 1.0)) for name, x in strategies.items()}
     at_base_rate = nn.ModuleDict({n: x for n, x in strategies.items() if scales[n] == 1})
     _check_keys(model, cfg)
-    lr = {"fusion": cfg.fusion_lr or cfg.lr, **cfg.modality_lr}
+    lr = dict(cfg.modality_lr)
     lr |= {f"balance/{name}": cfg.lr * scale for name, scale in scales.items()}
     owners = [*model.named_encoders(), ("fusion", model.fusion), ("unimodal", heads)]
     owners += [("balance", at_base_rate)]
@@ -82,8 +83,6 @@ def _check_keys(model: FusionModel, cfg: OptimConfig) -> None:
                     f"--optim.{setting}.{name}: its encoder is frozen or has no parameters;"
                     f" --encoders.{name}.freeze none trains it"
                 )
-    if cfg.fusion_lr is not None and "fusion" in cfg.modality_lr:
-        raise FusionZooError("--optim.fusion_lr and --optim.modality_lr.fusion: give one of them")
 
 
 def _split(
@@ -201,9 +200,7 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
             )
     settings: dict[str, Any] = {}
     if "sgd" in name and "momentum" in parameters:  # timm has variants
-        settings["momentum"] = cfg.momentum
-    elif name in ("adam", "adamw"):
-        settings["betas"] = cfg.betas
+        settings["momentum"] = MOMENTUM
     # Fused Adagrad works on the CPU only, fused SGD not on sharded weights.
     any_sharded = any(is_shard(p) for group in groups for p in group["params"])
     if (

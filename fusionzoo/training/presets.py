@@ -252,7 +252,7 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
         for key in ("patience", "trials"):
             settings["train"].pop(key, None)
     joins = (given.get("train") or {}).get("seeds", 1) > 1  # several trainings are joined
-    if joins or optim.keys() & {"lr", "fusion_lr", "modality_lr"}:  # trials would scale them
+    if joins or optim.keys() & {"lr", "modality_lr"}:  # trials would scale them
         settings["train"].pop("trials", None)
     trained = {x for key in KEYED for x in optim.get(key) or {}}
     trained |= {x for x, encoder in encoders.items() if "lora" in encoder}

@@ -18,6 +18,7 @@ from fusionzoo.structures import Phase
 from .freezing import first_epoch
 
 Factors = dict[str, float]  # modality or `fusion` -> factor; "" = all others
+STEP_EPOCHS, PLATEAU_EPOCHS = 10, 3  # where `step_epochs` is not given
 CYCLE_START, CYCLE_END = 1 / 25, 1 / 250_000  # of the peak, as torch's OneCycleLR
 
 
@@ -57,9 +58,9 @@ def schedule(
         if kind == "linear":
             return 1 - progress
         if kind == "step":
-            return cfg.gamma ** (step // (cfg.step_epochs * steps_per_epoch))
+            return cfg.gamma ** (step // ((cfg.step_epochs or STEP_EPOCHS) * steps_per_epoch))
         if kind == "plateau":
-            return cfg.gamma ** drops(losses, cfg.plateau_epochs)
+            return cfg.gamma ** drops(losses, cfg.step_epochs or PLATEAU_EPOCHS)
         return 1.0
 
     return factor

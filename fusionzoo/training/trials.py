@@ -201,7 +201,6 @@ class Trials(Repeats[Trial]):
         factor, optim = self.chosen()["factor"], self.cfg.optim
         scaled: dict[str, Any] = {
             "lr": factor * optim.lr,
-            "fusion_lr": optim.fusion_lr and factor * optim.fusion_lr,
             "modality_lr": {name: factor * x for name, x in optim.modality_lr.items()},
         }
         return replace(super().settings(), optim=replace(optim, **scaled))

@@ -218,7 +218,7 @@ def trained(trainer: FeedTrainer, rows: Sequence[int]) -> dict[str, torch.Tensor
 
 def test_every_trainer_takes_a_weight_of_2_for_a_row_listed_twice(tmp_path: Path) -> None:
     cfg = small(tmp_path, epochs=1, batch_size=200, patience=None)
-    cfg = replace(cfg, optim=replace(cfg.optim, name="sgd", momentum=0.0, lr=0.1))
+    cfg = replace(cfg, optim=replace(cfg.optim, name="sgd", settings={"momentum": 0}, lr=0.1))
     wanted = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), TWICE.tolist())
     plain = trained(SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), range(60))
     single = SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN], weights=WHOLE)

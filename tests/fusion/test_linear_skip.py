@@ -198,7 +198,7 @@ def test_its_layers_learn_with_the_fusion_and_in_their_modality_s_turn() -> None
     model = create_model(settings, encoders, classes=["x", "y"], kinds=kinds)
     skip = model.fusion.linear_skip
     assert isinstance(skip, torch.nn.ModuleDict)
-    cfg = OptimConfig(lr=1e-3, fusion_lr=1e-2, modality_lr={"a": 1e-4})
+    cfg = OptimConfig(lr=1e-3, modality_lr={"a": 1e-4, "fusion": 1e-2})
     (rate,) = {
         group["lr"]
         for group in param_groups(model, torch.nn.ModuleDict(), cfg)

@@ -71,7 +71,7 @@ def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain() -> None
 
 
 def test_a_restart_counts_losses_anew_and_ends_with_its_phase() -> None:
-    cfg = OptimConfig(warmup=0.0, schedule="plateau", plateau_epochs=2, gamma=0.5)
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", step_epochs=2, gamma=0.5)
     plan = phased(cfg, WHOLE, 12, 2)
     losses = [1.0, 1.0, 1.0, 1.0]
     assert plan(8, losses)[1][""] == 0.5
@@ -90,7 +90,7 @@ def test_plateau_drops_as_torchs() -> None:
         patience=1,
         threshold=0.0,  # torch's patience is one less
     )
-    factor = schedule(OptimConfig(schedule="plateau", gamma=0.5, plateau_epochs=2, warmup=0), 9, 1)
+    factor = schedule(OptimConfig(schedule="plateau", gamma=0.5, step_epochs=2, warmup=0), 9, 1)
     for epoch, loss in enumerate(losses):
         plateau.step(loss)
         assert factor(epoch, losses[: epoch + 1]) == optimizer.param_groups[0]["lr"]
@@ -117,7 +117,7 @@ def test_the_schedule_of_an_encoder_that_thaws_begins_then() -> None:
     assert found[:10] == [0.0] * 10
     assert found[10:] == [schedule(cfg, 8, 5)(step, []) for step in range(8)]
     # With phases too, and with the losses of the phase alone.
-    cfg = OptimConfig(warmup=0.0, schedule="plateau", plateau_epochs=1, gamma=0.5)
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", step_epochs=1, gamma=0.5)
     plan = phased(cfg, [Phase("a", 0.5), Phase("b", 0.5)], 8, 2)
     assert plan(3, [1, 1])[1][""] == 0.5
     assert plan(4, [1, 1])[1][""] == 1.0
@@ -141,7 +141,7 @@ def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
 def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = ["--optim.schedule", "plateau", "--optim.plateau_epochs", "1", "--optim.gamma", "0.5"]
+    long = ["--optim.schedule", "plateau", "--optim.step_epochs", "1", "--optim.gamma", "0.5"]
     long += ["--optim.lr", "0.3", "--optim.warmup", "0", "--train.log_every", "1"]
     long += ["--train.epochs", str(len(PLANTED)), "--data.missing", "0.4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -99,10 +99,10 @@ def opened(folder: Path, *trials: Trial, **optim: Any) -> Trials:
 
 
 def test_every_learning_rate_is_scaled_and_no_other_setting(tmp_path: Path) -> None:
-    rates: dict[str, Any] = {"lr": 0.1, "fusion_lr": 0.2, "modality_lr": {"image": 0.4}}
+    rates: dict[str, Any] = {"lr": 0.1, "modality_lr": {"image": 0.4}}
     tried = opened(tmp_path, trial(1, 0.5), trial(1 / 3, 0.6), trial(3, 0.7), **rates)
     optim = tried.settings().optim
-    assert (optim.lr, optim.fusion_lr) == pytest.approx((0.3, 0.6))
+    assert optim.lr == pytest.approx(0.3)
     assert optim.modality_lr == pytest.approx({"image": 1.2})
     assert tried.settings().seed == 1
     assert tried.settings().train == TrainConfig(trials=1, time_limit=60)

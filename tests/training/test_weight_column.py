@@ -35,7 +35,7 @@ COMPARES = ("cca_loss", "comm", "contrastive_align", "gmc", "symile")  # samples
 WEIGHABLE = [x for x in BALANCE if x not in (*COMPARES, "mixup", "matryoshka", "relearn", "gblend")]
 WEIGHTS = torch.tensor([1.0, 2, 1, 3, 1, 1, 2, 1, 1, 1, 1, 1])
 TWICE = torch.arange(ROWS).repeat_interleave(WEIGHTS.long())
-SGD = {"optim": {"name": "sgd", "lr": 0.1, "clip": None, "momentum": 0.0}}
+SGD = {"optim": {"name": "sgd", "lr": 0.1, "clip": None, "settings": {"momentum": 0}}}
 
 
 def weighted(batch: Batch, weights: torch.Tensor = WEIGHTS) -> Batch:

@@ -37,7 +37,7 @@ data: {name: digits}
 fusion: &f
   name: mbt
   dim: 32
-optim: {lr: 1e-3, betas: [0.9, 0.99]}
+optim: {lr: 1e-3, settings: {betas: [0.9, 0.99]}}
 train:
   epochs: 3
   batch_size: 16

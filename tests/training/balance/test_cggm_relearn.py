@@ -28,7 +28,7 @@ from helpers.strategies import (
     see,
 )
 
-SGD = {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "clip": None}}
+SGD = {"optim": {"name": "sgd", "lr": 0.1, "clip": None}}
 
 
 def draws(*shape: int) -> torch.Tensor:

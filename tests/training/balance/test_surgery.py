@@ -39,7 +39,13 @@ Gradients = dict[str, torch.Tensor]
 def step_gradients(objective: Objective, steps: int = 1, absent: Any = ()) -> Gradients:
     """What gradient descent at rate 1 changes in the last of some steps."""
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
-    optim = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": None}
+    optim = {
+        "name": "sgd",
+        "lr": 1.0,
+        "settings": {"momentum": 0},
+        "weight_decay": 0.0,
+        "clip": None,
+    }
     trainer = make_trainer(objective, {"optim": optim})
     for step in range(steps):
         before = {n: p.detach().clone() for n, p in objective.model.named_parameters()}

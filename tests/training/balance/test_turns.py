@@ -92,7 +92,13 @@ def test_in_a_turn_nothing_moves_that_belongs_to_the_other_modalities(joint: boo
 
 
 def test_the_head_learns_along_the_projection_of_its_gradient() -> None:
-    optim = {"name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0, "clip": None}
+    optim = {
+        "name": "sgd",
+        "lr": 1.0,
+        "settings": {"momentum": 0},
+        "weight_decay": 0.0,
+        "clip": None,
+    }
     objective = make_objective("mla", {"alpha": 0.2}, model=make_model("mean"))
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
     trainer = make_trainer(objective, {"optim": optim})
