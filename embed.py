@@ -123,7 +123,7 @@ def claimed(
     with ExitStack() as stack:
         if world.main:
             try:
-                stack.enter_context(parts.claimed(job.key, overwrite=cfg.overwrite))
+                stack.enter_context(parts.claimed(job.key))
                 pending = sorted({*range(job.plan.num_parts)} - {*parts.finished()})
             except (FusionZooError, OSError) as error:
                 problem = str(error)

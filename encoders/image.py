@@ -32,7 +32,7 @@ INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
 AUGMENT = ("none", "crop", "crop_flip")
 FIT = ("crop", "pad", "squash")
 # How torch resizes tensors; by Lanczos' filter only newer ones.
-RESIZES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+RESIZES: tuple[str, ...] = ("nearest", "nearest-exact", "bilinear", "bicubic")
 if hasattr(torch.ops.aten, "_upsample_lanczos2d_aa"):
     RESIZES = (*RESIZES, "lanczos")
 CROP_MODES = {"center": "crop", "squash": "squash"}  # timm's word -> ours

@@ -153,8 +153,8 @@ def test_aliases_that_multiply_are_refused_before_they_do(tmp_path: Path) -> Non
 
 
 def test_a_boolean_flag_without_a_value_is_true() -> None:
-    cfg = from_args(RunConfig, ["--train.compile", "--overwrite", "--encoders.image.pretrained"])
-    assert cfg.train.compile and cfg.overwrite and cfg.encoders["image"]["pretrained"] is True
+    cfg = from_args(RunConfig, ["--train.compile", "--encoders.image.pretrained"])
+    assert cfg.train.compile and cfg.encoders["image"]["pretrained"] is True
     assert from_tree(RunConfig, parse_flags(["--resume"])).resume is True
 
 

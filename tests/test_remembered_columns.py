@@ -156,8 +156,8 @@ def test_each_command_needs_the_run_and_new_data_alone(
     new = write(kind, only(shuffled, [*mixed[:3], "Nummer", *mixed[3 : len(inputs) + 1]]), "new")
     predicted = fz.predict("runs/a", new, **ANSWER)
     assert_same(predicted, old)
-    for made in (data, new):
-        path = fz.embed("runs/a", made, out="e.parquet", overwrite=True, **ANSWER)
+    for number, made in enumerate((data, new)):
+        path = fz.embed("runs/a", made, out=f"e{number}.parquet", **ANSWER)
         assert len(pq.read_table(path)) == len(rows)
 
     less = [name for name in inputs if name not in ("Befund", "CRP")]

@@ -187,12 +187,11 @@ class RunConfig:
     seed: int = option(0, "seed of weights, order, dropout and augmentation")
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     out: str | None = option(None, "run folder; none = runs/<data set>, numbered if it exists")
-    overwrite: bool = option(False, "replace an existing run in `out`")
-    resume: Literal[False, True, "auto"] = option(
+    resume: Literal[False, True, "auto", "anyway"] = option(
         False,
-        "continue the run in `out` from its last checkpoint; auto: start if there is none",
+        "continue the run in `out` from its last checkpoint; auto: start if there is none; anyway:"
+        " even if the data are no longer those trained on",
     )
-    resume_anyway: bool = option(False, "resume even if the data are no longer those trained on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +356,6 @@ class EmbedConfig(ModelUse):
     amp: Literal["none", "bf16"] = option("none", "mixed precision")
     compile: bool = option(False, "torch.compile encoders and fusion")
     row_group: Count = option(4096, "rows of a part: what a killed run computes again")
-    overwrite: bool = option(False, "discard the parts that another extraction left at `out`")
     engine: Literal["local", "ray"] = option("local", "local: this process or torchrun's; or Ray")
     actors: Count | None = option(None, "Ray: processes with a model each; none = one per GPU")
     dist: DistConfig = field(default_factory=DistConfig)

@@ -34,35 +34,27 @@ class PartsFolder:
         self.out, self.folder = out, out.with_name(f"{out.name}.parts")
 
     @contextmanager
-    def claimed(self, key: Mapping[str, str], *, overwrite: bool) -> Iterator[PartsFolder]:
-        """Lock the folder for a block; parts of another model, data or settings are an error.
-
-        With `overwrite` those are discarded.
-        """
+    def claimed(self, key: Mapping[str, str]) -> Iterator[PartsFolder]:
+        """Lock the folder for a block; parts of another model, data or settings are an error."""
         self.folder.mkdir(parents=True, exist_ok=True)
         problem = f"another extraction is writing {self.out}"
         with locked(self.folder / LOCK, PATIENCE, problem, "take another --out"):
-            self._check(key, overwrite)
+            self._check(key)
             write_json(self.folder / ABOUT, {**self._about(), "key": dict(key)})
             yield self
         if not (self.folder / ABOUT).is_file():
             # Once it is unlocked: Windows keeps open files.
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _check(self, key: Mapping[str, str], overwrite: bool) -> None:
+    def _check(self, key: Mapping[str, str]) -> None:
         differ = changes(self._about().get("key", {}), key)
-        finished = self.finished()
-        if not differ or not finished:
-            if differ:
-                self._clear()
+        if not differ:
             return
-        if not overwrite:
+        if finished := self.finished():
             raise FusionZooError(
                 f"{self.folder} holds {len(finished)} parts of an extraction with other"
-                f" {differ}: --overwrite discards them, another --out leaves them"
-                " alone"
+                f" {differ}: remove that folder, or take another --out"
             )
-        print(f"discarded {len(finished)} parts with other {differ}")
         self._clear()
 
     def _about(self) -> dict[str, Any]:

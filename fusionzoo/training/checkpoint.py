@@ -121,7 +121,7 @@ def restore(
     """
     contents, notes = read_newest(path)
     if data is not None:
-        notes += check_data(path, contents["state"], data, trainer.cfg.resume_anyway)
+        notes += check_data(path, contents["state"], data, anyway=trainer.cfg.resume == "anyway")
     restore_standardise(trainer.module.model, contents["objective"])
     try:
         load_full_state_dict(trainer.module, contents["objective"])
@@ -145,7 +145,7 @@ def restore(
     return state, notes
 
 
-def check_data(path: Path, state: Contents, data: dict[str, str], anyway: bool) -> list[str]:
+def check_data(path: Path, state: Contents, data: dict[str, str], *, anyway: bool) -> list[str]:
     """Compare the data that a checkpoint was trained on with `data`, and store those in its state;
     raise an error if they differ, unless `anyway`; return warnings."""
     before, state["data"] = state.get("data"), data
@@ -155,9 +155,9 @@ def check_data(path: Path, state: Contents, data: dict[str, str], anyway: bool) 
     if differ and not anyway:
         raise FusionZooError(
             f"{path} was trained on data with other {differ}: bring those back, take another --out"
-            " to train anew, or go on with these data by --resume_anyway"
+            " to train anew, or go on with these data by --resume anyway"
         )
-    return [f"warning: going on with data with other {differ}: --resume_anyway"] if differ else []
+    return [f"warning: going on with data with other {differ}: --resume anyway"] if differ else []
 
 
 def start_or_resume(

@@ -143,8 +143,8 @@ def _rotate(path: Path, keep: int) -> None:
 def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
     """Lock the run folder until the block ends; also return whether to resume the run in it.
 
-    The main process decides for all. A run is not overwritten unless asked for, and no two runs
-    write into one folder at the same time.
+    The main process decides for all. No run is overwritten, and no two write into one folder at
+    the same time.
     """
     claimed = problem = None
     processes = gather(this_process(), world)
@@ -167,8 +167,6 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
 
 
 def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tuple[Path, bool]:
-    if cfg.resume_anyway and not cfg.resume:
-        raise FusionZooError("--resume_anyway goes on with a run: give --resume, too")
     folder = Path(cfg.out or f"runs/{folder_name(cfg.data)}")
     if cfg.out is None:
         base, number = folder, 2
@@ -179,10 +177,9 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
     # A rank that lost the network exits after its own timeout; wait that long for the lock.
     _lock(folder, stack, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0, processes)
     exists = (folder / "config.yaml").exists()
-    if exists and not (cfg.resume or cfg.overwrite) and _has_step(folder):
+    if exists and not cfg.resume and _has_step(folder):
         raise FusionZooError(
-            f"{folder} holds a run: --resume continues it, --overwrite replaces it,"
-            " another --out leaves it alone"
+            f"{folder} holds a run: --resume continues it; else remove it, or take another --out"
         )
     if exists and not cfg.resume:
         for name in WRITTEN:
@@ -190,7 +187,7 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     several = [x for x in REPEATED if getattr(cfg.train, x) > 1]
     begun = folder / (f"{several[0]}.json" if several else "checkpoints/last.pt")
-    resume = begun.is_file() if auto else bool(cfg.resume)
+    resume = begun.is_file() if cfg.resume in ("auto", "anyway") else bool(cfg.resume)
     if not resume:
         store_config(cfg, folder)
     return folder, resume
@@ -213,8 +210,7 @@ def _has_step(folder: Path) -> bool:
 
 def store_config(cfg: RunConfig, folder: Path) -> None:
     """Write config.yaml; when resuming, only after the checkpoint was restored."""
-    unset = replace(cfg, out=str(folder), resume=False, resume_anyway=False, overwrite=False)
-    write_yaml(unset, folder / "config.yaml")
+    write_yaml(replace(cfg, out=str(folder), resume=False), folder / "config.yaml")
 
 
 def _lock(folder: Path, stack: ExitStack, patience: float, processes: Sequence[Process]) -> None:

@@ -92,7 +92,7 @@ class Repeats(ABC, Generic[F]):
                 f" resumes a single training, another --out starts {self.setting}"
             )
         stored = json.loads(self._file.read_text(encoding="utf-8"))
-        check_data(self._file, stored, self.data, self.cfg.resume_anyway)
+        check_data(self._file, stored, self.data, anyway=self.cfg.resume == "anyway")
         known = {x.name for x in fields(self.entry)}  # earlier versions stored more of a seed
         return [
             self.entry(**{name: x for name, x in finished.items() if name in known})
@@ -150,9 +150,7 @@ class Repeats(ABC, Generic[F]):
             seed=self.chosen()["seed"],
             train=replace(self.cfg.train, **train),
             out=str(self.folder_of(self.number)),
-            resume="auto" if self.resume else False,
-            resume_anyway=self.cfg.resume_anyway and self.resume,
-            overwrite=False,
+            resume=("anyway" if self.cfg.resume == "anyway" else "auto") if self.resume else False,
         )
 
     def add(self, tasks: Tasks, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -250,9 +251,9 @@ def test_parts_of_another_extraction_are_refused_and_discarded_on_request(
     differs = "values of text" if differs == "data" else differs
     assert embed(flags(model, table, out, *more)) == 2
     error = capsys.readouterr().err
-    assert f"holds 3 parts of an extraction with other {differs}: --overwrite discards" in error
-    assert embed(flags(model, table, out, *more, "--overwrite")) == 0
-    assert f"discarded 3 parts with other {differs}" in capsys.readouterr().out
+    assert f"holds 3 parts of an extraction with other {differs}: remove that folder" in error
+    shutil.rmtree(PartsFolder(out).folder)
+    assert embed(flags(model, table, out, *more)) == 0
     assert embed(flags(model, table, fresh, *more)) == 0
     assert out.read_bytes() == fresh.read_bytes()
 
@@ -270,14 +271,14 @@ def test_a_kill_while_parts_are_removed_leaves_a_folder_that_goes_on(
             raise KeyboardInterrupt
         unlink(path, missing_ok)
 
-    with parts.claimed(key, overwrite=False):
+    with parts.claimed(key):
         for part in range(5):
             parts.write(part, pa.table({"id": [str(part)]}))
         monkeypatch.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
             parts.remove()
         monkeypatch.undo()
-    with parts.claimed(key, overwrite=False):
+    with parts.claimed(key):
         assert len(parts.finished()) == max(0, 5 - survive)
 
 
@@ -288,7 +289,7 @@ def test_two_extractions_do_not_write_one_file_at_the_same_time(
     parts = PartsFolder(tmp_path / "e.parquet")
     code = (
         "import sys, pathlib; from fusionzoo.embeddings.parts import PartsFolder\n"
-        "with PartsFolder(pathlib.Path(sys.argv[1])).claimed({}, overwrite=False):\n"
+        "with PartsFolder(pathlib.Path(sys.argv[1])).claimed({}):\n"
         "    print('locked', flush=True); sys.stdin.read()"
     )
     import subprocess
@@ -300,7 +301,7 @@ def test_two_extractions_do_not_write_one_file_at_the_same_time(
         assert other.stdout.readline() == b"locked\n"
         with (
             pytest.raises(fz.FusionZooError, match=r"another extraction is writing .*e\.parquet"),
-            parts.claimed({}, overwrite=False),
+            parts.claimed({}),
         ):
             pass
         other.communicate(b"")

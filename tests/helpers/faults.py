@@ -268,12 +268,12 @@ class Bench:
         self.until(pid, out, 5)
         os.kill(pid, signal.SIGSTOP)  # or it might be over before the second begins
         second = self.home / "second.log"
-        code = wait(fork([*RUN, "--out", str(out), "--overwrite"], second))
+        code = wait(fork([*RUN, "--out", str(out)], second))
         os.kill(pid, signal.SIGCONT)
         first = wait(pid)
         says, after = said(second, "error:"), compare(self.whole, out)
         fine = (code, first) == (2, 0) and after == "bit for bit"
-        yield Row("two runs in one folder", "the second, to overwrite", code, says, 0, after, fine)
+        yield Row("two runs in one folder", "the second, anew", code, says, 0, after, fine)
 
     def media(self) -> Iterator[Row]:
         for on_error, wanted in (("raise", 2), ("missing", 0), ("skip", 0)):

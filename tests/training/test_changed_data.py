@@ -124,8 +124,8 @@ def test_a_run_goes_on_with_the_data_that_it_was_trained_on_alone(
     assert f"was trained on data with other {what}: bring those back" in said
     assert said.count("\n") == 1
     assert (out / "checkpoints" / "last.pt").read_bytes() == before
-    assert train(["--resume", "--resume_anyway", "--out", str(out), "--train.epochs", "2"]) == 0
-    assert f"going on with data with other {what}: --resume_anyway" in capsys.readouterr().out
+    assert train(["--resume", "anyway", "--out", str(out), "--train.epochs", "2"]) == 0
+    assert f"going on with data with other {what}: --resume anyway" in capsys.readouterr().out
     assert train(["--resume", "--out", str(out)]) == 0  # the data are now the run's
 
 
@@ -145,11 +145,6 @@ def test_a_checkpoint_that_does_not_name_its_data_goes_on_and_says_so(
     run_folder.write(contents, last)
     assert train(["--resume", "--out", str(run[1])]) == 0
     assert "whether its data changed is not known" in capsys.readouterr().out
-
-
-def test_going_on_anyway_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train([*flags(write(tmp_path, rows()), tmp_path / "run"), "--resume_anyway"]) == 2
-    assert "give --resume, too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", CHANGES)

@@ -140,7 +140,7 @@ def test_two_runs_do_not_share_a_folder(run: Path, capsys: pytest.CaptureFixture
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        assert train([*QUICK, "--out", str(run), "--overwrite"]) == 2
+        assert train([*QUICK, "--out", str(run)]) == 2
         assert train(["--resume", "--out", str(run)]) == 2
     said = capsys.readouterr().err
     assert said.count(f"error: another run is writing into {run} since 20") == 2

@@ -448,8 +448,7 @@ def test_a_finished_run_is_never_overwritten_unasked(
     run = flags(tmp_path / "a", "--train.epochs", "1")
     assert train(run) == 0
     assert train(run) == 2
-    assert "holds a run: --resume continues it, --overwrite replaces it" in capsys.readouterr().err
-    assert train([*run, "--overwrite"]) == 0
+    assert "holds a run: --resume continues it; else remove it" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert train([*QUICK, "--train.epochs", "1"]) == 0
