@@ -153,12 +153,6 @@ class LogMel(nn.Module):
             setattr(self, name, tensor.to(getattr(self, name).device))
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        """Skip the constants that earlier versions stored."""
-        for name in ("mel.spectrogram.window", "mel.mel_scale.fb"):
-            state_dict.pop(prefix + name, None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
 
 def mel_filters(rate: int, num_mels: int, n_fft: int) -> Tensor:
     """Return the weight of each frequency bin in each mel band, (n_fft / 2 + 1, F)."""

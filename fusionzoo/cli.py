@@ -66,9 +66,8 @@ PREDICT = Usage(
     examples=(
         "runs/a new.csv --out predictions.csv",
         "runs/a --split test --out predictions.parquet",
-        "runs/a new.csv --out safe.csv --csv_safe",
     ),
-    common=("model", "data", "split", "out", "coverage", "csv_safe", "batch_size", "device"),
+    common=("model", "data", "split", "out", "coverage", "batch_size", "device"),
     more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
     " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
 )
@@ -451,7 +450,7 @@ def predict_command(args: Sequence[str]) -> int:
     def start(cfg: PredictConfig) -> int:
         if not cfg.out:
             raise FusionZooError("--out is missing: a .csv or .parquet file for the predictions")
-        if cfg.onnx:
+        if (Path(cfg.model) / "preprocess.json").is_file():  # what `fusionzoo export` wrote
             from fusionzoo.tools.export.runtime import predict
         else:
             from fusionzoo.inference import predict

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.cells import without_formulas
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
@@ -495,15 +494,11 @@ def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Ta
         return pa.concat_tables(tables)
     path = Path(cfg.out)
     writer_of = _writer_for(path)
-    if cfg.csv_safe and path.suffix != ".csv":
-        raise FusionZooError(f"--csv_safe is for .csv, --out is {path}: leave one of them out")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = None
     with replacing(path) as partial:
         try:
             for table in tables:
-                if cfg.csv_safe:
-                    table = table_without_formulas(table)
                 writer = writer or writer_of(str(partial), table.schema)
                 writer.write_table(table)
         finally:
@@ -521,18 +516,6 @@ def check_coverage(model: FusionModel, coverage: float) -> None:
         )
     for target in model.answer_targets:
         model.calibration.targets[target.name].limit(coverage, target.name)
-
-
-def table_without_formulas(table: pa.Table) -> pa.Table:
-    """Return a table whose names and text no spreadsheet program runs as formulas."""
-    names = [without_formulas(name) for name in table.column_names]
-    columns = [
-        pa.array([cell and without_formulas(cell) for cell in column.to_pylist()], pa.string())
-        if pa.types.is_string(column.type)
-        else column
-        for column in table.columns
-    ]
-    return pa.table(columns, names=names)
 
 
 def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:

@@ -484,18 +484,11 @@ def test_the_file_that_is_read_is_not_replaced(
     assert path.read_bytes() == before
 
 
-def test_predict_writes_no_formulas_if_asked(text_run: fz.Run, tmp_path: Path) -> None:
+def test_predict_writes_ids_unchanged(text_run: fz.Run, tmp_path: Path) -> None:
     ids = ["=cmd|' /C calc'!A0", "-1.5", "+x", "@a", "plain"]
     data = pa.Table.from_pylist([{"id": name, "text": "red one"} for name in ids])
     path = fz.predict(text_run, data, num_workers=0, out=tmp_path / "p.csv")
-    read = pa.csv.read_csv(path)["id"].to_pylist()
-    assert read == ids
-    path = fz.predict(text_run, data, num_workers=0, out=tmp_path / "p.csv", csv_safe=True)
-    read = pa.csv.read_csv(path)["id"].to_pylist()
-    assert read == ["'=cmd|' /C calc'!A0", "-1.5", "'+x", "'@a", "plain"]
-    assert "csv_safe= is for .csv" in error_of(
-        lambda: fz.predict(text_run, data, out=tmp_path / "p.parquet", csv_safe=True)
-    )
+    assert pa.csv.read_csv(path)["id"].to_pylist() == ids
 
 
 def test_predict_says_which_modalities_a_sample_has(run: fz.Run) -> None:

@@ -25,7 +25,7 @@ from ..tables.table import ROLES, word_list
 from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_words, resolve_name
 
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
-    *("columns", "kinds", "group_column", "decimal", "na", "label_separator", "categorical"),
+    *("columns", "kinds", "group_column", "decimal", "na", "label_separator"),
     *("weight_column", "paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
 )
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins

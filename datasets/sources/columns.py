@@ -288,12 +288,8 @@ def gather_columns(
     `{"tabular": "age,colour"}` becomes `{"tabular": "tabular"}`, unless a column has that name.
     Return also the words that were read as missing, counted by column.
     """
-    table, source = loaded.table, loaded.source
+    table = loaded.table
     columns = Columns(loaded, {}, settings)
-    words = word_list(settings.categorical)
-    for name in words:
-        columns.require(name, "--data.categorical")
-    forced = {columns.name(name) for name in words}
     plain = {
         role: _one_column(role, name)
         for role, name in roles.items()
@@ -304,17 +300,11 @@ def gather_columns(
         for name in dict.fromkeys([*roles, *kinds, "tabular"])
         if _is_tabular(name, kinds) and (name in roles or name in columns)
     }
-    lost = sorted(forced - {column for names in gathered.values() for column in names})
-    if lost:
-        raise FusionZooError(
-            f"{source}: --data.categorical names {lost[0]!r}, which is in no tabular modality:"
-            f" --data.columns.tabular {lost[0]},..."
-        )
     _refuse_labels(gathered, plain, columns)
     needed = {fold(name) for name in [*plain.values(), "group", *(set(kinds) - set(gathered))]}
     single = (settings.group_column, settings.time_column, settings.weight_column)
     needed |= {fold(name) for name in single if name}
-    joined = {name: _join(columns, names, forced) for name, names in gathered.items()}
+    joined = {name: _join(columns, names) for name, names in gathered.items()}
     for column in {column for names in gathered.values() for column in names}:
         if fold(column) not in needed and column in table.column_names:
             table = table.drop_columns(column)
@@ -428,9 +418,9 @@ def _refuse_labels(
                 )
 
 
-def _join(table: Columns, names: list[str], forced: Collection[str]) -> pa.StructArray:
+def _join(table: Columns, names: list[str]) -> pa.StructArray:
     columns = {name: table.tabular(name) for name in names}
-    forced = {*forced}
+    categories: set[str] = set()
     if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
         values = columns[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
@@ -439,8 +429,8 @@ def _join(table: Columns, names: list[str], forced: Collection[str]) -> pa.Struc
         for name, column in columns.items():
             parts, are_categories = table.converted(name, column)
             converted |= parts
-            forced |= {*parts} if are_categories else set()
-        return join_cells({name.strip(): column for name, column in converted.items()}, forced)
+            categories |= {*parts} if are_categories else set()
+        return join_cells({x.strip(): column for x, column in converted.items()}, categories)
     except FusionZooError as error:
         raise FusionZooError(f"{table.source}: {error}") from None
 

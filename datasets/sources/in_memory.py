@@ -24,6 +24,7 @@ from ..tables.provenance import Loaded, mark_index
 from .media_columns import ObjectCells
 from .table_settings import TableSettings
 
+STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
 SKIPPED = "_"  # in `fields`: an entry that nothing uses
 
 
@@ -190,7 +191,7 @@ def read_objects(settings: TableSettings) -> Loaded:
     as they are.
 
     `fields` names the entries of rows that are tuples. Of a stream (an `IterableDataset`, a
-    generator) at most `stream_limit` samples are read.
+    generator) at most `STREAM_LIMIT` samples are read.
     """
     data, fields = settings.root, settings.field_names
     kind = f"the {type(data).__name__}"
@@ -208,7 +209,7 @@ def read_objects(settings: TableSettings) -> Loaded:
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_stream:
         return _read_map_style(data, fields, kind)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
-        return read_rows(_read_stream(data, settings.stream_limit, kind), fields, kind)
+        return read_rows(_read_stream(data, kind), fields, kind)
     raise FusionZooError(
         f"{kind} is no table: give a DataFrame, an Arrow table, a list of dicts, a dict of columns,"
         " or a Hugging Face or PyTorch data set"
@@ -261,10 +262,10 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
 
 
 def _read_hugging_face(settings: TableSettings) -> Loaded:
-    data, fields, limit = settings.root, settings.field_names, settings.stream_limit
+    data, fields = settings.root, settings.field_names
     if (getattr(data, "format", None) or {}).get("type") == "custom":
         return _read_map_style(data, fields, "the Dataset with a transform")
-    parts = read_hugging_face(data, lambda rows, name: _read_stream(rows, limit, name))
+    parts = read_hugging_face(data, _read_stream)
     if isinstance(parts, Loaded):
         return parts
     loaded = read_rows(parts.rows, fields, parts.source)
@@ -293,12 +294,12 @@ def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
     return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
 
 
-def _read_stream(rows: Iterable[Any], limit: int, source: str) -> list[Any]:
-    read = list(islice(rows, limit + 1))
-    if len(read) > limit:
+def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
+    read = list(islice(rows, STREAM_LIMIT + 1))
+    if len(read) > STREAM_LIMIT:
         raise FusionZooError(
-            f"{source} is a stream of more than {limit:,} samples, which would be read into memory:"
-            " raise stream_limit, take fewer (`islice`, `.take(n)`), or store it first"
+            f"{source} is a stream of more than {STREAM_LIMIT:,} samples, which would be read into"
+            " memory: give `list(stream)`, take fewer (`islice`, `.take(n)`), or store it first"
             " (`fusionzoo.convert(stream, folder)` for one of Hugging Face, then open the folder)"
         )
     return read

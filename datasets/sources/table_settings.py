@@ -17,7 +17,6 @@ from .cell_kinds import split_kinds
 NA: tuple[str, ...] = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 NA += ("#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # of a spreadsheet's formulas
 NO_HEADER = "none"
-STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
 Words = str | int | float | Sequence[str | int | float]
 Roles = Mapping[str, str | Sequence[str]]  # role or modality -> the user's name of its column
 
@@ -55,12 +54,10 @@ class TableSettings:
             of all sources; else they are an error
         label_separator: between the labels of a multilabel target
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
-        stream_limit: samples of a stream in memory that may be read
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source
         how: samples that a join keeps: `inner` those of which all sources have a row, `left` those
             of `root`, `outer` all
-        categorical: columns of a tabular modality that hold categories though they are numbers
         arrays: files of modalities that are no columns, `{"audio": "feats.npy"}`: a row per sample,
             or by id, `"feats.npy,ids.npy"`, `.npz` or HDF5 with `features` and `ids`, or named ids
         sample_rate: in Hz, of audio in arrays
@@ -87,11 +84,9 @@ class TableSettings:
     drop_empty: bool = False
     label_separator: str = ";"
     fields: str | Sequence[str] = ()
-    stream_limit: int = STREAM_LIMIT
     join: Mapping[str, Any] | None = None
     on: str | Mapping[str, str] = "id"
     how: How = "inner"
-    categorical: str | Sequence[str] = ()
     arrays: Mapping[str, str | Sequence[str]] | None = None
     sample_rate: int | None = None
     frames: int | None = None

@@ -136,7 +136,7 @@ class _NotNumber(FusionZooError):
         hint = ", --data.decimal , where a comma stands for the point" * ("," in cell)
         super().__init__(
             f"{cell!r} is not a number, though {num_numbers:,} of {num_cells:,} cells are: correct"
-            f" or empty it (a column of categories: --data.categorical{hint})"
+            f" or empty it (a column of categories: --data.kinds.<column> category{hint})"
         )
 
 

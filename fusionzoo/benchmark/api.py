@@ -32,10 +32,10 @@ from .fitted.run import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
 from .report.external import with_predictions
-from .report.leaderboard import paper_table, read_external, with_external
+from .report.leaderboard import read_external, with_external
 from .report.page import Report
 from .report.results import Summary
-from .report.subgroups import with_subgroups, worst_keys
+from .report.subgroups import with_subgroups
 
 
 def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
@@ -152,8 +152,6 @@ def _open(
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
     bench = with_predictions(bench, dataset.ids, names)
     bench = with_subgroups(bench, dataset)
-    known = [worst_keys(bench)]  # of no line yet
-    paper_table(known, bench.metric.name, cfg.table_columns)  # refuses unknown columns
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:

@@ -312,7 +312,7 @@ def _path(bench: Bench, job: Job) -> Path:
 
 
 IRRELEVANT |= {"seeds", "controls", "tune"}
-IRRELEVANT |= {"baselines", "external", "table_columns", "figures", "shard", "subgroups"}
+IRRELEVANT |= {"baselines", "external", "figures", "shard", "subgroups"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins"}
 

@@ -14,7 +14,7 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
     *("columns", "kinds", "shares", "paths", "allow_outside", "group", "group_column"),
     *("time_column", "val_share", "delimiter", "header", "encoding", "sheet", "decimal", "na"),
     *("weight_column", "drop_empty", "label_separator"),
-    *("fields", "stream_limit", "join", "on", "how", "categorical", "arrays", "sample_rate"),
+    *("fields", "join", "on", "how", "arrays", "sample_rate"),
     *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
     "base",
 )
@@ -31,7 +31,6 @@ KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusio
     *("modality_lr", "layer_decay", "modality_weight_decay", "modality_schedule"),
     *("modality_warmup", *UNFREEZING),
 )
-CSV_SAFE = "an apostrophe before cells of a .csv that a spreadsheet program runs as formulas"
 
 
 def option(default: Any, help_line: str) -> Any:
@@ -132,7 +131,6 @@ class TrainConfig:
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
     save_every: Count | None = option(None, "steps between two checkpoints; none = every epoch")
-    last_k: Count = option(2, "checkpoints to keep; an older one replaces a damaged one")
     ema: Share | None = option(None, "decay of an EMA of the weights, used in evaluation")
     max_bad_steps: Annotated[int, Ge(0)] = option(
         5, "stop after more consecutive steps with a non-finite loss or gradient"
@@ -232,8 +230,6 @@ class PredictConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
-    onnx: bool = option(False, "the model is a folder that `fusionzoo export` wrote")
-    csv_safe: bool = option(False, CSV_SAFE)
     coverage: Annotated[float, Interval(gt=0, lt=1)] | None = option(
         None, "0.9: also columns `set`, or `lower` and `upper`, that hold the truth in 90 %"
     )
@@ -316,9 +312,6 @@ class BenchmarkConfig:
     subgroups: str | list[str] = option(
         "",
         "columns of the data, `sex,site`: also report where fusion helps, by each of their values",
-    )
-    table_columns: tuple[str, ...] = option(
-        (), "columns of table.tex, `[candidate, metric, interval]`; empty = those of table.md"
     )
     figures: Literal["none", "pdf"] = option(
         "none", "pdf: also write every figure of the page to figures/, for a paper"

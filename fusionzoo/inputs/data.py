@@ -182,8 +182,7 @@ def read_data(data: Data) -> Data:
     root = settings.get("root")
     if not is_table(root) or isinstance(root, pa.Table):
         return settings
-    of_rows = {name: settings.pop(name) for name in ("fields", "stream_limit") if name in settings}
-    loaded = read_objects(TableSettings(root=root, **of_rows))
+    loaded = read_objects(TableSettings(root=root, fields=settings.pop("fields", ())))
     parts = root.values() if isinstance(root, Mapping) else [root]
     is_plain = all(
         isinstance(part, list | tuple | np.ndarray) or hasattr(part, "__arrow_c_stream__")

@@ -148,9 +148,7 @@ def restore(
 def check_data(path: Path, state: Contents, data: dict[str, str], *, anyway: bool) -> list[str]:
     """Compare the data that a checkpoint was trained on with `data`, and store those in its state;
     raise an error if they differ, unless `anyway`; return warnings."""
-    before, state["data"] = state.get("data"), data
-    if not before:
-        return [f"warning: {path} is of an earlier version: whether its data changed is not known"]
+    before, state["data"] = state["data"], data
     differ = changes(before, data)
     if differ and not anyway:
         raise FusionZooError(

@@ -32,6 +32,7 @@ from .trainer import Trainer
 
 Metrics = dict[str, Any]
 Loaders = dict[str, DataLoader[Batch]]
+KEPT = 2  # checkpoints; the older one replaces a damaged one
 OUT_OF_TIME = -1  # in place of an exit code: evaluate, save and report as after the last epoch
 
 
@@ -203,8 +204,7 @@ class RunInProgress:
         return self.state.evaluated * self.epoch_steps < self.steps
 
     def _save(self, state: State | None = None, same_as: Path | None = None) -> None:
-        keep = self.trainer.cfg.train.last_k
-        checkpoint.save(self.last, self.trainer, state or self.state, keep=keep, same_as=same_as)
+        checkpoint.save(self.last, self.trainer, state or self.state, keep=KEPT, same_as=same_as)
 
     def _mean_loss(self) -> float:
         """Return the mean loss of an epoch's steps."""

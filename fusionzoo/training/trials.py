@@ -93,7 +93,7 @@ class Repeats(ABC, Generic[F]):
             )
         stored = json.loads(self._file.read_text(encoding="utf-8"))
         check_data(self._file, stored, self.data, anyway=self.cfg.resume == "anyway")
-        known = {x.name for x in fields(self.entry)}  # earlier versions stored more of a seed
+        known = {x.name for x in fields(self.entry)}
         return [
             self.entry(**{name: x for name, x in finished.items() if name in known})
             for finished in stored["finished"]

@@ -21,6 +21,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 import fusionzoo as fz
+from fusionzoo.datasets.sources import in_memory
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.data import read_data, store_table
@@ -502,12 +503,13 @@ def test_keys_of_a_dataset_dict_are_the_splits(hf: Any) -> None:
     assert says.startswith("the splits of the DatasetDict differ: ")
 
 
-def test_a_stream_is_read_to_its_end_or_refused(hf: Any) -> None:
+def test_a_stream_is_read_to_its_end_or_refused(hf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = small(hf).to_iterable_dataset()
     assert fz.create_dataset(stream).labels == ["cat", "dog"] * 3
-    says = error_of(stream, stream_limit=5)
+    monkeypatch.setattr(in_memory, "STREAM_LIMIT", 5)
+    says = error_of(stream)
     assert says.startswith("the IterableDataset is a stream of more than 5 samples")
-    assert "raise stream_limit, take fewer" in says
+    assert "give `list(stream)`, take fewer" in says
 
 
 def test_a_data_set_on_disk_is_that_in_memory(hf: Any, tmp_path: Path) -> None:
@@ -655,7 +657,7 @@ def test_an_item_that_fails_later_is_a_value_that_cannot_be_read() -> None:
         strict[3]
 
 
-def test_an_iterable_data_set_is_a_stream() -> None:
+def test_an_iterable_data_set_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             yield from ({"text": f"t{n}"} for n in range(5))
@@ -664,7 +666,8 @@ def test_an_iterable_data_set_is_a_stream() -> None:
             return 5
 
     assert fz.create_dataset(Stream()).ids == list("01234")
-    assert "the Stream is a stream of more than 4" in error_of(Stream(), stream_limit=4)
+    monkeypatch.setattr(in_memory, "STREAM_LIMIT", 4)
+    assert "the Stream is a stream of more than 4" in error_of(Stream())
 
 
 # ---- views and display

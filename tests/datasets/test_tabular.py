@@ -129,17 +129,13 @@ def test_an_encoder_that_codes_numbers_piecewise_gets_their_bins(
 
 
 def test_numbers_that_are_codes_are_categories_if_the_user_says_so(tmp_path: Path) -> None:
-    data = opened(tmp_path, categorical="code")
+    data = opened(tmp_path, kinds={"code": "category"})
     assert learnt(data)["code"] == {"values": ["1", "2"]}
     assert learnt(data)["Age"]["mean"] == 40.0
-    with pytest.raises(FusionZooError, match=r"categorical.*Did you mean 'colour'\?"):
-        opened(tmp_path, categorical="color")
-    with pytest.raises(FusionZooError, match="'text', which is in no tabular modality"):
-        opened(tmp_path, categorical="text")
 
 
 def test_the_summary_says_what_was_learnt_of_each_column(tmp_path: Path) -> None:
-    lines = data_summary(opened(tmp_path, categorical="code"))
+    lines = data_summary(opened(tmp_path, kinds={"code": "category"}))
     described = "Age 40 ± 10 (2 missing), colour 2 categories (1 missing), code 2 categories"
     assert f"columns   {described} (1 missing)" in lines
 
@@ -187,7 +183,7 @@ def test_one_odd_cell_among_numbers_is_an_error_that_names_it(tmp_path: Path) ->
     data = opened(tmp_path, odd)
     with pytest.raises(FusionZooError) as caught:
         _ = data.default_encoders
-    for part in ("row 8", "'g'", "'Age'", "'?'", "3 of 4 cells", "--data.categorical"):
+    for part in ("row 8", "'g'", "'Age'", "'?'", "3 of 4 cells", "--data.kinds."):
         assert part in str(caught.value)
     assert "'?' is not a number" in "\n".join(data_summary(data))
     odd[-1] = ("g", "train", "x", "40,5", "", "", "")
@@ -301,7 +297,7 @@ def test_cells_in_memory_and_joined_ones_are_learnt_from_too(tmp_path: Path) -> 
 
 
 def test_removed_pickled_and_damaged_cells_stay_cells(tmp_path: Path) -> None:
-    data = opened(tmp_path, categorical="code")
+    data = opened(tmp_path, kinds={"code": "category"})
     assert cells(pickle.loads(pickle.dumps(data))) == cells(data)
     dropped = data.drop(0.5, seed=1)
     assert 0 < sum(row is None for row in cells(dropped)) < len(dropped)
@@ -334,7 +330,7 @@ def test_cells_with_categories_unseen_in_training_are_counted(
 ) -> None:
     frame = pd.DataFrame({"zip": pd.Series(cells, dtype=object), "n": [1, 2, 3, 4]})
     source: Any = frame
-    columns: Any = {"columns": {"tabular": ["zip", "n"]}, "categorical": "zip"}
+    columns: Any = {"columns": {"tabular": ["zip", "n"]}, "kinds": {"zip": "category"}}
     if way == "rows":
         source, columns = [{"tabular": row} for row in frame.to_dict("records")], {}
     data = create_dataset(source, **columns)

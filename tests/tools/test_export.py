@@ -339,7 +339,7 @@ def test_predict_writes_the_same_table_from_an_exported_folder(
     pa.parquet.write_table(table, tmp_path / "data.parquet")
     data = ["--data.name", "manifest", "--data.root", str(tmp_path / "data.parquet")]
     data += ["--data.columns.tabular", "[age, colour]"]
-    for words, out in (([str(tmp_path / "model")], "a"), ([str(exported.folder), "--onnx"], "b")):
+    for words, out in (([str(tmp_path / "model")], "a"), ([str(exported.folder)], "b")):
         assert main(["predict", *words, *data, "--out", str(tmp_path / f"{out}.csv")]) == 0
     first, second = (pa.csv.read_csv(tmp_path / f"{x}.csv") for x in "ab")
     assert first.column_names == second.column_names

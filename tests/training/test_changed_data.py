@@ -26,7 +26,6 @@ from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.identity import changes, data_identity
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training import run_folder
 
 Rows = list[dict[str, Any]]
 LABELS = ("a", "b", "c")
@@ -134,17 +133,6 @@ def test_the_same_data_in_another_folder_are_the_same(run: tuple[Path, Path]) ->
     moved = data.parent.rename(data.parent.with_name("moved"))
     named = ["--data.root", str(moved / "data.jsonl")]
     assert train(["--resume", "--out", str(moved / "run"), *named]) == 0
-
-
-def test_a_checkpoint_that_does_not_name_its_data_goes_on_and_says_so(
-    run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    last = run[1] / "checkpoints" / "last.pt"
-    contents = run_folder.read(last)
-    del contents["state"]["data"]
-    run_folder.write(contents, last)
-    assert train(["--resume", "--out", str(run[1])]) == 0
-    assert "whether its data changed is not known" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", CHANGES)

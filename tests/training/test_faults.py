@@ -102,14 +102,6 @@ def test_without_any_whole_checkpoint_the_run_says_so(
     assert "its bytes have changed since it was written" in said
 
 
-def test_as_many_checkpoints_are_kept_as_asked(tmp_path: Path) -> None:
-    assert train([*QUICK, "--out", str(tmp_path), "--train.last_k", "4"]) == 0
-    kept = [tmp_path / "checkpoints" / f"last{x}.pt" for x in ("", "-1", "-2", "-3")]
-    steps = [run_folder.read(path)["state"]["step"] for path in kept]
-    assert steps == sorted(steps, reverse=True)
-    assert not (tmp_path / "checkpoints" / "last-4.pt").exists()
-
-
 def test_a_disk_that_refuses_keeps_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

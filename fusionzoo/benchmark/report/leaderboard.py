@@ -49,7 +49,6 @@ ECE_NOTE = (
 )
 SIGNIFICANT = 1 - statistics.LEVEL
 LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
-EARLIER_KEYS = {"strategy": "candidate"}  # of lines and columns, in files of earlier versions
 EXTERNAL = "external"  # kind and family of others' figures and predictions
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
@@ -216,8 +215,7 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            reader.fieldnames = [EARLIER_KEYS.get(x, x) for x in reader.fieldnames or []]
-            rows, header = list(reader), reader.fieldnames
+            rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FusionZooError(f"--external {path}: {error}") from None
     for needed in ("candidate", metric):
@@ -469,21 +467,10 @@ def text_table(
 
 
 def paper_table(
-    lines: Sequence[Line], metric: str, names: Sequence[str] = ()
+    lines: Sequence[Line], metric: str
 ) -> tuple[list[str], list[list[str]], list[list[bool]]]:
-    """Return header, rows and which cells are the best of their column.
-
-    `names` are columns of `columns(metric)` or of groups, by default those of `TEXT`.
-    """
-    by_name = columns(metric) | (of_groups := _worst_columns(lines, metric))
-    names = [EARLIER_KEYS.get(name, name) for name in names]
-    for name in names:
-        if name not in by_name:
-            raise FusionZooError(
-                f"--table_columns: unknown column {name!r}.{did_you_mean(name, by_name)}"
-                f" There are: {', '.join(by_name)}"
-            )
-    names = names or [*TEXT, *of_groups]
+    """Return header, rows and which cells are the best of their column."""
+    names = [*TEXT, *_worst_columns(lines, metric)]
     shown = present_columns(lines, metric, names)
     header, rows = text_table(lines, metric, names)
     bold = []

@@ -28,7 +28,7 @@ from ..candidates import ALONE
 from ..clock import read_laps
 from . import plots
 from .checklist import Line, checklist
-from .leaderboard import EARLIER_KEYS, ECE_NOTE, TERMINAL, page_table, text_table
+from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
 from .results import (
     MAJORITY,
     PRIOR,
@@ -368,7 +368,7 @@ def write(
 
     write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
     write_text(out / "table.md", markdown(figures))
-    write_text(out / "table.tex", latex(figures, summary.bench.cfg.table_columns))
+    write_text(out / "table.tex", latex(figures))
     write_parquet(summary, out / "results.parquet")
     write_text(out / "costs.csv", costs(summary))
     with plots.pdf_files(out / "figures" if summary.bench.cfg.figures == "pdf" else None):
@@ -433,15 +433,8 @@ class Report:
             raise FusionZooError(
                 f"{folder} is a combination of reports; name the reports it was made of"
             )
-        if "metric" not in figures:
-            raise FusionZooError(
-                f"{folder} was written by an earlier version: the same command runs it again"
-            )
         figures["leaderboard"] = [
-            {
-                EARLIER_KEYS.get(key, key): math.nan if value is None else value
-                for key, value in line.items()
-            }
+            {key: math.nan if value is None else value for key, value in line.items()}
             for line in figures["leaderboard"]
         ]
         return cls(Path(folder), figures)

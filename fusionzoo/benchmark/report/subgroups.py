@@ -64,11 +64,6 @@ def with_subgroups(bench: Bench, dataset: PairedDataset) -> Bench:
     return replace(bench, subgroups=groups)
 
 
-def worst_keys(bench: Bench) -> dict[str, None]:
-    """Return a line of the leaderboard that has the keys of groups, without their values."""
-    return {key + column: None for column in bench.subgroups for key in (WORST, NAME)}
-
-
 def worst_groups(summary: Summary, candidate: CandidateResults) -> dict[str, float | str]:
     """Return for a line of the leaderboard a candidate's figure in its worst group, and its name.
 

@@ -36,13 +36,10 @@ def markdown(figures: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *note]) + "\n"
 
 
-def latex(figures: Mapping[str, Any], names: Sequence[str] = ()) -> str:
-    """Return the leaderboard as a table for a paper: booktabs, the best in bold, the verdict.
-
-    `names` choose its columns, those of `leaderboard.columns`.
-    """
+def latex(figures: Mapping[str, Any]) -> str:
+    """Return the leaderboard as a table for a paper: booktabs, the best in bold, the verdict."""
     lines = figures["leaderboard"]
-    header, rows, bold = paper_table(lines, figures["metric"], names)
+    header, rows, bold = paper_table(lines, figures["metric"])
     cells = in_bold(rows, bold)
     notes = [ECE_NOTE] if "ECE" in header else []
     if any(line["kind"] == EXTERNAL and "seeds" not in line for line in lines):
