@@ -12,6 +12,7 @@ import csv
 import io
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -310,10 +311,11 @@ def first() -> str:
 
 
 def _above(bar: float, figures: dict[str, float]) -> str:
-    """Name the fusions that stand clearly above a figure, the best first."""
+    """Name the fusions that stand clearly above a figure, the best first, at most ten."""
     best_first = sorted(figures.items(), key=lambda pair: -pair[1])
     named = [f"`{name}` {x:.3f}" for name, x in best_first if x > bar + CLEARLY]
-    return ", ".join(named) or "none"
+    further = f" and {len(named) - 10} more" if len(named) > 10 else ""
+    return (", ".join(named[:10]) or "none") + further
 
 
 def incomplete() -> dict[str, tuple[float, float]]:
@@ -461,19 +463,22 @@ def section(card: Card | BalanceCard) -> str:
 
 
 def exported() -> str:
-    """Return the table of what leaves for other runtimes."""
+    """Return the table of what leaves for other runtimes; fusions that do share one line."""
     table = rows("export")
     fusions = [row for row in table if row["kind"] == "fusion"]
+    leaving = [row for row in fusions if "no" not in (row["torch_export"], row["onnx"])]
     lines = ["| encoder, or fusion | torch.export | ONNX | |", "| --- | --- | --- | --- |"]
     lines += [
         f"| {row['name']} | {row['torch_export']} | {row['onnx']} | {row['note']} |"
         for row in table
-        if row["kind"] == "encoder"
+        if row not in leaving
     ]
-    lines += [
-        f"| {linked(row['name'])} | {row['torch_export']} | {row['onnx']} | {row['note']} |"
-        for row in fusions
-    ]
+    largest = (
+        max((row[column] for row in leaving), key=float) for column in ("torch_export", "onnx")
+    )
+    lines.append(
+        f"| {len(leaving)} of {len(fusions)} fusions, at most | {' | '.join(largest)} |  |"
+    )
     return "\n".join(lines)
 
 
@@ -485,19 +490,15 @@ def deploy(text: str) -> str:
 
 
 def tried() -> str:
-    """Return the table of encoders that perf/encoders.py tried."""
-    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    """Return how many of the encoders that perf/encoders.py tried work."""
+    groups: dict[tuple[str, str], Counter[str]] = {}
     for row in rows("encoders"):
-        prefix, _, model = row["name"].partition("/")
-        groups.setdefault((row["kind"], prefix), {}).setdefault(row["result"], []).append(model)
-    lines = [
-        "| kind, prefix | ok | refused | failed | what is ok |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+        prefix = row["name"].partition("/")[0]
+        groups.setdefault((row["kind"], prefix), Counter())[row["result"]] += 1
+    lines = ["| kind, prefix | ok | refused | failed |", "| --- | --- | --- | --- |"]
     for (kind, prefix), found in sorted(groups.items()):
-        counts = (str(len(found.get(result, []))) for result in ("ok", "refused", "failed"))
-        names = ", ".join(found.get("ok", []))
-        lines.append(f"| {kind}, `{prefix}/` | {' | '.join(counts)} | {names} |")
+        counts = (str(found[result]) for result in ("ok", "refused", "failed"))
+        lines.append(f"| {kind}, `{prefix}/` | {' | '.join(counts)} |")
     return "\n".join(lines)
 
 
