@@ -623,18 +623,6 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
     assert run(load, str(mine), cwd=tmp_path).stdout.strip() in ("high", "low")
 
 
-@pytest.mark.nightly
-@pytest.mark.needs("ray")
-def test_ray_workers_import_plugins(mine: Path, tmp_path: Path) -> None:
-    code = "import sys; from fusionzoo.cli import main; sys.exit(main(sys.argv[1:]))"
-    flags = ["--data", "own_pairs", "--seeds", "1", "--epochs", "1", "--engine", "ray"]
-    flags += ["--encoder_epochs", "1", "--controls", "false", "--corruptions", "false"]
-    flags += ["--folds", "0", "--tune", "2"]
-    flags += ["--fusions", "sum,own_sum", "--jobs", "2", "--plugins", "elsewhere/own_plugin.py"]
-    done = run(code, "benchmark", *flags, cwd=tmp_path, FUSIONZOO_CACHE=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path: Path) -> None:
     from fusionzoo.benchmark import schedule
     from fusionzoo.benchmark.bench import open_bench

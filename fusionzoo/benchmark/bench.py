@@ -264,10 +264,6 @@ class Job(NamedTuple):
     settings: Settings  # all settings of the fusion
     training: Settings  # settings of training that tuning changed: `epochs`, `optim`
 
-    def stored(self) -> dict[str, Any]:
-        """Return the fields under the names of stored files, which results are found by."""
-        return {{"candidate": "strategy"}.get(k, k): v for k, v in self._asdict().items()}
-
 
 def open_bench(
     cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None

@@ -1,4 +1,4 @@
-"""Executors of independent pieces of work: in-process, process pool, Ray."""
+"""Executors of independent pieces of work: this process, or a pool of them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def map_unordered(
     if not pieces:
         return
     set_up = (threads, absolute(cfg.plugins))
-    if cfg.engine == "ray":
-        results = _map_on_ray(shared, pieces, function, set_up, deadline)
-    elif jobs > 1 or (cfg.jobs != 1 and deadline < math.inf):  # a process can be stopped
+    if jobs > 1 or (cfg.jobs != 1 and deadline < math.inf):  # a process can be stopped
         results = _map_in_processes(shared, pieces, function, jobs, set_up, deadline)
     else:
         results = _map_here(shared, pieces, function, deadline)
@@ -156,7 +154,7 @@ def _process_context() -> BaseContext:
 
 def start_server(cfg: BenchmarkConfig) -> None:
     """Start the server that worker processes are forks of, which imports packages meanwhile."""
-    if sys.platform != "linux" or cfg.engine == "ray" or (cfg.jobs or num_cores()) == 1:
+    if sys.platform != "linux" or (cfg.jobs or num_cores()) == 1:
         return
     from multiprocessing import forkserver, resource_tracker
 
@@ -190,34 +188,3 @@ def _set_up_worker(set_up: SetUp, environment: dict[str, str], shared: Any) -> N
 
 def _call_with_shared(function: Function[Any, P, R], piece: P) -> R:
     return function(_worker_state["shared"], piece)
-
-
-def _map_on_ray(
-    shared: S, pieces: Sequence[P], function: Function[S, P, R], set_up: SetUp, deadline: float
-) -> Iterator[tuple[P, R]]:
-    """Run on the Ray cluster of $RAY_ADDRESS, else on a local one.
-
-    All machines must share the folder `out` and the cache.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise FusionZooError("--engine ray needs Ray: pip install 'fusionzoo[ray]'") from None
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False)
-
-    def set_up_and_call(shared: S, piece: P) -> R:
-        set_up_process(*set_up)
-        return function(shared, piece)
-
-    call = ray.remote(num_cpus=set_up[0])(set_up_and_call)
-    shared_reference = ray.put(shared)
-    pending = {call.remote(shared_reference, piece): piece for piece in pieces}
-    try:
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=_time_left(deadline))
-            if not ready:
-                raise OutOfTimeError
-            yield pending.pop(ready[0]), ray.get(ready[0])
-    finally:
-        ray.shutdown()

@@ -215,7 +215,7 @@ def can_stack(bench: Bench, candidate: str, settings: Settings) -> bool:
     """Whether the seeds of a candidate may be trained together."""
     if is_fitted(candidate):
         return True  # the same for every seed
-    if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1 or not bench.cfg.stack:
+    if bench.cfg.mode == "finetune" or bench.cfg.seeds == 1:
         return False
     if reads_tokens(candidate) or parse(candidate).balance:
         return False  # one copy keeps the machine busy already

@@ -314,7 +314,7 @@ def _path(bench: Bench, job: Job) -> Path:
 IRRELEVANT |= {"seeds", "controls", "tune"}
 IRRELEVANT |= {"baselines", "external", "figures", "shard", "subgroups"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
-IRRELEVANT |= {"time_limit", "jobs", "engine", "num_workers", "out", "combine", "plugins"}
+IRRELEVANT |= {"time_limit", "jobs", "num_workers", "out", "combine", "plugins"}
 
 
 class JobResult(NamedTuple):
@@ -392,7 +392,7 @@ def has_control(candidate: str) -> bool:
 def path_of(bench: Bench, job: Job) -> Path:
     """Return the file of a job's results."""
     settings = {k: v for k, v in asdict(bench.cfg).items() if k not in IRRELEVANT}
-    key: list[Any] = [settings, job.stored(), features_read(bench, job), __version__]
+    key: list[Any] = [settings, job._asdict(), features_read(bench, job), __version__]
     key += [str(torch.__version__), DEFINITIONS, dict(bench.identity)]
     if bench.from_splits:
         key.append([x.tolist() for x in vars(bench.folds[job.fold]).values()])
@@ -711,7 +711,7 @@ def first_job(bench: Bench, candidate: str, fold: int) -> Job:
 
 
 def _identity(job: Job) -> str:
-    return key_of([job.stored()])
+    return key_of([job._asdict()])
 
 
 def _is_costly_job(job: Job) -> bool:

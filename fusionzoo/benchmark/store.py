@@ -58,7 +58,7 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
             if array is not None:
                 arrays[f"{name}{number}"] = array
     entries = [[result.seed, result.rows, result.facts] for result in results]
-    metadata = json.dumps({"unit": job.stored(), "cells": entries})
+    metadata = json.dumps({"unit": job._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)

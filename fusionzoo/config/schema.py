@@ -291,13 +291,11 @@ class BenchmarkConfig:
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
     standardise: bool = option(True, "probe: centre and scale features by the training split")
     views: Count = option(1, "probe: cached passes over train; augmented if more than one")
-    stack: bool = option(True, "train the seeds of a small fusion in one batch, where equivalent")
     controls: bool = option(True, "also train on shuffled labels, expecting chance level")
     corruptions: Literal["none", "sample", "full"] = option(
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"
     )
     jobs: Count | None = option(None, "processes; none = one per core, one thread each")
-    engine: Literal["processes", "ray"] = option("processes", "executor of the trials")
     num_workers: Annotated[int, Ge(0)] | None = option(None, "loader processes while encoding")
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
