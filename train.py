@@ -1,6 +1,6 @@
 """Train a fusion model: `python train.py --config configs/stamps.yaml --fusion.name mbt`.
 
-Reads downward: the command line; then data, model, trainer; then epochs, test, results.
+The command line, and what a training is; its steps are in fusionzoo/training/run.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # this folder: its `datasets` would hide Hugging Face's
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
@@ -21,19 +20,9 @@ from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch.utils.data import DataLoader
-
     from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed import World
-    from fusionzoo.structures import Batch
-    from fusionzoo.training.checkpoint import State
     from fusionzoo.training.report import Run
-    from fusionzoo.training.tracker import Tracker
-    from fusionzoo.training.trainer import Trainer
-
-    Loaders = dict[str, DataLoader[Batch]]
 
 
 USAGE = Usage(
@@ -50,7 +39,6 @@ USAGE = Usage(
         *("data", "target", "preset", "fusion", "encoders", "balance", "train.epochs"),
         *("train.time_limit", "optim.lr", "seed", "out", "resume"),
     ),
-    more="Reads downward: the command line; then data, model, trainer; then epochs, test, results.",
 )
 
 
@@ -73,7 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    from fusionzoo.training import presets
+    from fusionzoo.training import presets, run
     from fusionzoo.training.build import with_linear_skip
     from fusionzoo.training.fit import check_last
     from fusionzoo.training.seeds import check_seeds
@@ -82,239 +70,15 @@ def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None =
     load_plugins(cfg.plugins)
     tracker = Tracker(world)
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
-    cfg, dataset = open_data(cfg, data, tracker)
+    cfg, dataset = run.open_data(cfg, data, tracker)
     cfg, choices = presets.resolve(cfg, dataset, world)
     cfg, notes = with_linear_skip(cfg)
     tracker.say(*choices, *notes)
     check_seeds(cfg)
     check_last(cfg)
     if cfg.train.trials > 1 or cfg.train.seeds > 1:
-        return train_several(cfg, world, dataset, tracker, choices)
-    return train_once(cfg, world, dataset, tracker, choices)
-
-
-def train_several(
-    cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker, choices: Sequence[str]
-) -> Run:
-    """Train several times; keep the best by validation, or join the models of all seeds."""
-    from fusionzoo.inputs.identity import data_identity
-    from fusionzoo.training import presets, report
-    from fusionzoo.training.multitask import build_tasks
-    from fusionzoo.training.report import Run
-    from fusionzoo.training.run_folder import claim_folder
-    from fusionzoo.training.seeds import Seeds
-    from fusionzoo.training.tracker import Tracker
-    from fusionzoo.training.trials import Trials
-
-    tasks = build_tasks(cfg, dataset.split("train"))
-    with claim_folder(cfg, world) as (folder, resume):
-        tracker.folder = folder
-        tracker.say(*presets.recipe(folder, choices))
-        identity = data_identity(dataset) if world.main else {}  # which alone reads it
-        kind = Seeds if cfg.train.seeds > 1 else Trials
-        repeats = kind(folder, cfg, identity, world, resume=resume)
-        while repeats.number <= repeats.count:
-            if obstacle := repeats.obstacle(tracker.seconds_left(cfg.train.time_limit)):
-                tracker.say(obstacle)
-                break
-            tracker.say(repeats.title)
-            begun = tracker.elapsed
-            own = Tracker(world, tracker, quiet=repeats.number > 1)
-            run = train_once(repeats.settings(), world, dataset, own)
-            if run.exit_code:
-                return Run(folder, run.exit_code, run.stopped_model)
-            repeats.add(tasks, tracker.elapsed - begun)
-        results = repeats.finish(dataset, tasks, tracker)
-        report.show_results(folder, cfg, tasks, results, tracker)
-    return Run(folder)
-
-
-def train_once(
-    cfg: RunConfig,
-    world: World,
-    dataset: PairedDataset,
-    tracker: Tracker,
-    choices: Sequence[str] = (),
-) -> Run:
-    """Train one run from the start or from its last checkpoint, then test and save it."""
-    from fusionzoo.training import checkpoint, presets, report
-    from fusionzoo.training.fit import RunInProgress
-    from fusionzoo.training.report import Run
-    from fusionzoo.training.run_folder import claim_folder
-
-    is_trial = tracker.folder is not None
-    trainer, splits, unused = build_trainer(cfg, world, dataset, tracker)
-
-    # ---- epochs from the start or from the last checkpoint; then the test split, once
-    with claim_folder(trainer.cfg, world) as (folder, resume):
-        state, notes = checkpoint.start_or_resume(folder, resume, trainer, dataset)
-        if not (resume or tracker.quiet):  # a further trial's model is the first one's
-            report.check_saving(folder, trainer)
-        tracker.say(*presets.recipe(folder, choices))
-        report.show_groups(folder, trainer, tracker)
-        tracker.start(folder, state, cfg.log)
-        tracker.say(*(f"no loss reads {name}: frozen" for name in unused), *notes)
-        try:
-            loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
-            if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
-                return Run(folder, exit_code, trainer.module.model)
-            tracker.say(*checkpoint.restore_best(folder, trainer, state))
-            with trainer.ema_weights():  # of the model that has not learnt from validation samples
-                val_answers = report.answers_to_calibrate(trainer, loaders.get("val"))
-            final = trainer
-            if cfg.train.refit:
-                final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
-                if exit_code:
-                    return Run(folder, exit_code, final.module.model)
-            with final.ema_weights():
-                test, calibration, figures = report.test_model(final, loaders["test"], val_answers)
-                report.save_model(folder, final, splits, calibration, state, test)
-        except RuntimeError as error:
-            report.explain_memory(error, trainer)
-            raise
-        finally:
-            tracker.close()
-        results = report.write_results(folder, trainer, state, test, figures, tracker)
-        if not is_trial:
-            report.show_results(folder, trainer.cfg, trainer.module.tasks, results, tracker)
-        report.report_failures(dataset, tracker)
-    return Run(folder)
-
-
-def open_data(
-    cfg: RunConfig, data: PairedDataset | Completed | None, tracker: Tracker
-) -> tuple[RunConfig, PairedDataset]:
-    """Open the data set and show what its columns hold; return it with explicit settings of it."""
-    from fusionzoo.inputs.data import open_dataset, with_validation
-    from fusionzoo.training.multitask import targets_of
-
-    if data is None:
-        cfg, data = complete_run(cfg)
-    if isinstance(data, Completed):
-        if tracker.world.main:
-            data.show()
-        dataset = open_dataset(data.to_open, targets_of(cfg))
-    else:
-        dataset = open_dataset(cfg.data, targets_of(cfg), data)
-    return (cfg, dataset) if cfg.train.select == "last" else with_validation(cfg, dataset)
-
-
-def build_trainer(
-    cfg: RunConfig, world: World, dataset: PairedDataset, tracker: Tracker
-) -> tuple[Trainer, dict[str, PairedDataset], list[str]]:
-    """Build model and optimiser; return them with the data's splits and the names of the
-    parameters that no loss reads."""
-    from fusionzoo.config.schema import drop_deselected
-    from fusionzoo.training import build
-    from fusionzoo.training.fit import check_refit, check_unvalidated
-    from fusionzoo.training.report import show_data
-
-    # ---- data: one table, its splits
-    cfg, dropped = drop_deselected(cfg, dataset.provenance.deselected)
-    show_data(dataset, dropped, tracker)
-    encoders, notes = build.encoders_at_hand(dataset, cfg.encoders)
-    cfg = replace(cfg, encoders=build.choose_encoders(dataset, encoders))
-    tracker.say(*notes)
-    splits = build.splits_of(cfg, dataset)
-    trainer, unused = build_model(cfg, world, splits, tracker)
-    check_refit(trainer)
-    if "val" not in splits:
-        check_unvalidated(trainer)
-    return trainer, splits, unused
-
-
-def build_model(
-    cfg: RunConfig, world: World, splits: dict[str, PairedDataset], tracker: Tracker
-) -> tuple[Trainer, list[str]]:
-    """Build model and optimiser for these splits: the same weights on every process, then each its
-    own dropout. Also return the names of the parameters that no loss reads."""
-    from fusionzoo.devices import seed_everything
-    from fusionzoo.distributed import wrap
-    from fusionzoo.training import build
-    from fusionzoo.training.optim import AMP_DTYPES, build_optimizer, param_groups
-    from fusionzoo.training.recompute import save_memory_and_compile
-    from fusionzoo.training.trainer import Trainer
-
-    seed_everything(cfg.seed)
-    objective, unused = build.build_objective(cfg, splits["train"], world)
-    build.check_splits(objective.tasks, splits)
-    tracker.say(*objective.notes)
-    two_pass = any(strategy.two_pass for strategy in objective.balance.values())
-    save_memory_and_compile(objective.model, cfg.train, two_pass=two_pass)
-    wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP_DTYPES[cfg.train.amp])
-    groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
-    seed_everything(cfg.seed + world.rank)
-    return trainer, unused
-
-
-def build_loaders(
-    trainer: Trainer,
-    dataset: PairedDataset,
-    splits: dict[str, PairedDataset],
-    tracker: Tracker,
-    *,
-    resume: bool,
-) -> Loaders:
-    """Build the loader of each split, with cached features of encoders that stay frozen; measure
-    how to standardise those of a new run."""
-    from fusionzoo.training.frozen import frozen_features, standardise_frozen
-    from fusionzoo.training.loaders import build_loader
-
-    cfg, world, model = trainer.cfg, trainer.world, trainer.module.model
-    tracker.lap("set up")
-    frozen = frozen_features(trainer.module, dataset, cfg, world)
-    tracker.say(*frozen.notes)
-    if not resume:
-        tracker.say(*standardise_frozen(trainer, frozen.view(splits["train"]), frozen.modalities))
-    tracker.lap("encode")
-    collates = {name: frozen.collate(model.collate(train=name == "train")) for name in splits}
-    collates["train"].second_view = trainer.module.makes_views
-    return {
-        name: build_loader(frozen.view(split), collates[name], cfg, world, name)
-        for name, split in splits.items()
-    }
-
-
-def refit(
-    trainer: Trainer, dataset: PairedDataset, state: State, folder: Path, tracker: Tracker
-) -> tuple[Trainer, Loaders, dict[str, PairedDataset], int]:
-    """Train a new model on train and validation together, for the epochs that were best.
-
-    Return what trained it, its loaders and splits, and the exit code after a signal. Its
-    checkpoints are `refit.pt` in the run folder; one for other epochs is not continued.
-    """
-    from fusionzoo.distributed import from_main
-    from fusionzoo.training import checkpoint
-    from fusionzoo.training.fit import RunInProgress
-    from fusionzoo.training.tracker import Tracker
-
-    cfg, world, epochs = trainer.cfg, trainer.world, state.best["epoch"]
-    learned = [row for row, x in enumerate(dataset.split_names) if x in ("train", "val")]
-    splits = {"train": dataset.subset(learned)}
-    splits |= {name: dataset.split(name) for name in ("val", "test")}
-    state.best["refit"] = {"samples": len(learned), "epochs": epochs}
-    trainer.optimizer.state.clear()  # room for that of the new model
-    silent = Tracker(world)  # metrics.jsonl and the logger are those of the first training
-    tracker.say(f"refit: {len(learned):,} samples of train and val, {epochs} epochs")
-    again, _ = build_model(cfg, world, splits, silent)
-    path = folder / "checkpoints" / "refit.pt"
-    done = checkpoint.State(data=state.data, best={"epoch": epochs})
-    resume = from_main(path.is_file(), world)
-    if resume:
-        done, notes = checkpoint.restore(path, again)
-        tracker.say(*notes)
-    if done.best["epoch"] != epochs:  # of an earlier end of the first training
-        again, _ = build_model(cfg, world, splits, silent)
-        done, resume = checkpoint.State(data=state.data, best={"epoch": epochs}), False
-    try:
-        loaders = build_loaders(again, dataset, splits, silent, resume=resume)
-        run = RunInProgress(again, loaders, done, folder, silent, last=path.name)
-        exit_code = run.refit(epochs)
-    finally:
-        silent.close()
-    tracker.lap("refit")
-    return again, loaders, splits, exit_code
+        return run.train_several(cfg, world, dataset, tracker, choices)
+    return run.train_once(cfg, world, dataset, tracker, choices)
 
 
 if __name__ == "__main__":
