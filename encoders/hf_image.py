@@ -66,12 +66,10 @@ class CheckpointImage(ImageEncoder):
         assets: Path | None,
         augment: str,
         size: int | None = None,
-        mean: tuple[float, float, float] | None = None,
-        std: tuple[float, float, float] | None = None,
-        interpolation: str | None = None,
-        fit: str | None = None,
+        **settings: Any,
     ) -> None:
-        """Read how the checkpoint in `source` prepares images; settings that are set replace it.
+        """Read how the checkpoint in `source` prepares images; of `mean`, `std`, `interpolation`
+        and `fit`, those that are set replace it.
 
         Where an image prepared so does not look like that of the checkpoint's own processor, and
         no such setting is there, that processor prepares all images for `forward`.
@@ -79,18 +77,13 @@ class CheckpointImage(ImageEncoder):
         self.extractor = load_auto("AutoImageProcessor", source)
         if assets is not None and (assets / OWN).is_file():
             return self._use_own_processor(source, forward, augment, f"{assets / OWN} says so")
-        is_set = any((size, mean, std, interpolation, fit))
+        chosen = {name: value for name, value in settings.items() if value}
+        if chosen.get("fit") == "squash":
+            chosen["resized"] = None
+        is_set = bool(size or chosen)
         try:
             of_checkpoint = read_preparation(self.extractor, source, size)
-            preparation = replace(
-                of_checkpoint,
-                mean=mean or of_checkpoint.mean,
-                std=std or of_checkpoint.std,
-                interpolation=interpolation or of_checkpoint.interpolation,
-                fit=fit or of_checkpoint.fit,
-                resized=None if fit == "squash" else of_checkpoint.resized,
-            )
-            self.set_processing(preparation, augment)
+            self.set_processing(replace(of_checkpoint, **chosen), augment)
             self.checkpoint_settings = asdict(of_checkpoint)
             if assets is None and not is_set:
                 self._verify(source)
