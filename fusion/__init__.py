@@ -9,16 +9,12 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.registry import import_siblings
 
 from .base import FUSIONS, Fusion, FusionEntry
-from .late._base import UNIMODAL, LateFusion, TrainedHead
 
 __all__ = [
     "FUSIONS",
-    "UNIMODAL",
     "Fusion",
     "FusionEntry",
-    "TrainedHead",
     "create_fusion",
-    "fixed_rules",
     "fusion_info",
     "list_fusions",
 ]
@@ -31,35 +27,16 @@ def create_fusion(
     dims: Mapping[str, int],
     dim: int,
     num_outputs: int,
-    *,
-    trained_heads: Mapping[str, Mapping[str, Any]] | None = None,
     **hyperparameters: Any,
 ) -> Fusion:
-    """Build the fusion `name`; `dims` holds the feature width of each modality.
-
-    `trained_heads` (modality -> settings of a `TrainedHead`) are what `fusionzoo assemble` writes
-    into a model folder: classifiers of models trained apart, which a fixed late fusion joins.
-    """
+    """Build the fusion `name`; `dims` holds the feature width of each modality."""
     entry = FUSIONS[name]
     if len(dims) < entry.at_least:
         raise FusionZooError(
             f"fusion {name!r} needs at least {entry.at_least} modalities; there is only"
             f" {', '.join(dims) or 'none'}"
         )
-    fusion = FUSIONS.create(name, dims, dim, num_outputs, **hyperparameters)
-    if trained_heads is not None:
-        if not (isinstance(fusion, LateFusion) and fusion.fixed_rule):
-            raise FusionZooError(
-                f"fusion {name!r} has weights that only training gives: heads that were trained"
-                f" before are joined by {', '.join(fixed_rules())}"
-            )
-        fusion.join_heads(trained_heads, create_fusion)
-    return fusion
-
-
-def fixed_rules() -> list[str]:
-    """Return the names of the late fusions that join trained classifiers without training."""
-    return [name for name in list_fusions("late") if getattr(FUSIONS[name].cls, "fixed_rule", 0)]
+    return FUSIONS.create(name, dims, dim, num_outputs, **hyperparameters)
 
 
 def list_fusions(pattern: str | None = None, /, *, family: str | None = None) -> list[str]:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .model import FusionModel as FusionModel
     from .model import create_model as create_model
     from .scripts.reproduce import reproduce as reproduce
-    from .tools.assemble import assemble as assemble
     from .tools.data_convert import convert as convert
     from .tools.embedding_report.report import embed_report as embed_report
     from .tools.explain.explain import explain as explain
@@ -57,7 +56,6 @@ _HOME = {
     "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
     "Report": "benchmark.report.page",
-    "assemble": "tools.assemble",
     "convert": "tools.data_convert",
     "PairedDataset": "datasets",
     "create_dataset": "inputs.data",

@@ -36,7 +36,6 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("serve",): (".tools.serve.server", "serve_command"),
     ("explain",): (".tools.explain.explain", "explain_command"),
     ("export",): (".tools.export.export", "export_command"),
-    ("assemble",): (".tools.assemble", "assemble_command"),
     ("data", "check"): (".tools.audit.audit", "check_command"),
     ("data", "show"): (".tools.audit.audit", "show_command"),
     ("data", "convert"): (".tools.data_convert", "convert_command"),
@@ -154,7 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("explain", help="why it answers so: `fusionzoo explain --help`")
     commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
     commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")
-    commands.add_parser("assemble", help="join trained models: `fusionzoo assemble --help`")
     commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
     commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
     commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")

@@ -125,13 +125,9 @@ def _from_format_1(fusion: Mapping[str, Any]) -> dict[str, Any]:
     name = fusion.get("name")
     before = _OF_FORMAT_1.get(name, {}) if isinstance(name, str) else {}
     settings = {**before, **fusion}
-    members, heads = settings.get("members"), settings.get("trained_heads")
+    members = settings.get("members")
     if isinstance(members, list):
         settings["members"] = [_from_format_1(x) if isinstance(x, dict) else x for x in members]
-    if isinstance(heads, dict):
-        settings["trained_heads"] = {
-            key: _from_format_1(x) if isinstance(x, dict) else x for key, x in heads.items()
-        }
     return settings
 
 

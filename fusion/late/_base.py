@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
-from ..base import Fusion, present_mean, two_layer_classifier
-
-UNIMODAL = "unimodal"  # name of a `TrainedHead` that is not a fusion: a head of `UnimodalHeads`
+from ..base import Fusion, present_mean
 
 
 class LateFusion(Fusion):
@@ -35,7 +31,6 @@ class LateFusion(Fusion):
 
     last_layers: tuple[str, ...] = ("heads",)
     joins_linear = True
-    fixed_rule = False  # whether a single modality's classes are its head's, and nothing is learned
 
     def __init__(
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, project: bool = True
@@ -52,63 +47,16 @@ class LateFusion(Fusion):
             {name: nn.Linear(width, num_outputs) for name, width in self.read_widths.items()}
         )
         self.prior_logits = nn.Parameter(torch.zeros(num_outputs))
-        self.trained_heads = nn.ModuleDict()  # of `join_heads`, instead of `project` and `heads`
-
-    def join_heads(
-        self, heads: Mapping[str, Mapping[str, Any]], create: Callable[..., Fusion]
-    ) -> None:
-        """Join classifiers of models trained apart, by modality, instead of linear ones.
-
-        The embedding is then the concatenation of theirs, zeros where absent: they have no space in
-        common. `create` builds a fusion.
-        """
-        if not isinstance(heads, Mapping) or {*heads} != {*self.dims}:
-            raise FusionZooError(
-                f"trained_heads must describe the head of each modality: {', '.join(self.dims)}"
-            )
-        self.project, self.heads = nn.ModuleDict(), nn.ModuleDict()
-        self.trained_heads = nn.ModuleDict(
-            {
-                name: TrainedHead(heads[name], width, self.num_outputs, create)
-                for name, width in self.dims.items()
-            }
-        )
-        width = sum(head.dim for head in self._heads_by_name().values())
-        if width != self.dim:
-            raise FusionZooError(f"dim={self.dim}, and the trained heads are {width} wide in all")
-
-    def _heads_by_name(self) -> dict[str, TrainedHead]:
-        pairs = [(name, self.trained_heads[name]) for name in self.dims]
-        return {name: head for name, head in pairs if isinstance(head, TrainedHead)}
 
     def unimodal_logits(self, features: Mapping[str, Features]) -> tuple[Tensor, Tensor, Tensor]:
         """Return embedding (B, dim), logits of each modality (B, M, K), presence (B, M).
 
         The logits of absent modalities are zeros.
         """
-        if self.trained_heads:
-            return self._answers_of_trained_heads(features)
         aligned, present = self.aligned(features)
         read = self.head_inputs(features, aligned)
         unimodal = self.classify(read, present, self.linear_logits(features))
         return self.or_null(present_mean(aligned, present), present), unimodal, present
-
-    def _answers_of_trained_heads(
-        self, features: Mapping[str, Features]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        present = self.present(features)
-        answers = [head(features[name]) for name, head in self._heads_by_name().items()]
-        columns = present.unbind(1)
-        embedding = torch.cat(
-            [
-                vectors.masked_fill(~column[:, None], 0)
-                for (vectors, _), column in zip(answers, columns, strict=True)
-            ],
-            dim=1,
-        )
-        unimodal = torch.stack([logits for _, logits in answers], dim=1)
-        unimodal = unimodal.masked_fill(~present[..., None], 0)
-        return self.or_null(embedding, present), unimodal, present
 
     def head_inputs(self, features: Mapping[str, Features], aligned: Tensor) -> Sequence[Tensor]:
         """Return what the classifiers read, zeros where absent: the a_m (B, dim), or the x_m."""
@@ -168,60 +116,3 @@ class RandomMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
-
-
-class TrainedHead(nn.Module):
-    """One modality's classifier, as a model that was trained before has it.
-
-    It is that model's fusion, of one modality, or its head of this modality. The logits come in the
-    joint model's order of outputs, in its unit and at the temperature of the model's calibration:
-    `scale * logits[:, order] + shift`.
-
-    Settings:
-        name: a fusion, whose own settings follow, or "unimodal"
-        modality: what the trained model calls the modality
-        dim: width of the embedding
-        num_outputs: number of logits in the trained model
-
-    Shapes:
-        features.pooled: (B, width)
-        returns: embedding (B, dim), logits (B, K)
-    """
-
-    order: Tensor
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        width: int,
-        num_outputs: int,
-        create: Callable[..., Fusion],
-    ) -> None:
-        super().__init__()
-        rest = dict(settings)
-        try:
-            name, self.modality = rest.pop("name"), rest.pop("modality")
-            self.dim, own_outputs = rest.pop("dim"), rest.pop("num_outputs")
-        except KeyError as error:
-            raise FusionZooError(f"a trained head has no setting {error}") from None
-        self.classifier: nn.Module = (
-            two_layer_classifier(width, self.dim, own_outputs)
-            if name == UNIMODAL
-            else create(name, {self.modality: width}, self.dim, own_outputs, **rest)
-        )
-        self.register_buffer("order", torch.zeros(num_outputs, dtype=torch.int64))
-        self.register_buffer("scale", torch.ones(num_outputs))
-        self.register_buffer("shift", torch.zeros(num_outputs))
-
-    def forward(self, features: Features) -> tuple[Tensor, Tensor]:
-        if isinstance(self.classifier, Fusion):
-            output = self.classifier({self.modality: features})
-            embedding, logits = output.embedding, output.logits
-        else:
-            present = features.mask.any(1)[:, None]
-            pooled = torch.where(present, features.pooled, 0)
-            embedding = self.classifier[:-1](pooled)  # type: ignore[index]
-            logits = self.classifier[-1](embedding)  # type: ignore[index]
-        return embedding, logits.index_select(1, self.order) * self.scale + self.shift

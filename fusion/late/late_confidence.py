@@ -40,7 +40,6 @@ class LateConfidence(IndependentHeads):
     """
 
     classes_only = True
-    fixed_rule = True
     symmetric = True
 
     def __init__(

@@ -30,7 +30,6 @@ class LateMax(IndependentHeads):
     """
 
     classes_only = True
-    fixed_rule = True
     symmetric = True
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

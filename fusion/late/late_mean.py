@@ -35,7 +35,6 @@ class LateMean(LateFusion):
         equal
     """
 
-    fixed_rule = True
     symmetric = True
 
     def __init__(

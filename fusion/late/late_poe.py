@@ -42,7 +42,6 @@ class LatePoE(LateFusion):
     """
 
     classes_only = True
-    fixed_rule = True
     symmetric = True
 
     log_prior: Tensor

@@ -33,7 +33,6 @@ class LateVote(IndependentHeads):
     """
 
     classes_only = True
-    fixed_rule = True
     symmetric = True
 
     EPS = 1e-2
