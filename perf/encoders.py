@@ -39,7 +39,7 @@ from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
 
 ROOT = Path(__file__).parents[1]
 COLUMNS: tuple[str, ...] = ("kind", "name", "result", "reason")
-LIMIT = 300  # s for one encoder
+LIMIT = 600  # s for one encoder
 LARGEST = 150_000_000  # parameters
 NAMES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio"}
 NAMES |= {"input_features": "audio", "past_values": "sequence"}
