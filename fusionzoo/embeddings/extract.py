@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -100,11 +100,6 @@ def share_of(parts: Sequence[int], rank: int, size: int) -> list[int]:
     [4, 9]
     """
     return list(parts[rank::size])
-
-
-def no_lengths(num_rows: int) -> Tensor:
-    """Return lengths for batches in the table's order."""
-    return torch.zeros(num_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,13 +452,6 @@ class Extraction:
             schema=schema,
             key=key,
             num_workers=num_workers,
-        )
-
-    def unbucketed(self) -> Extraction:
-        """Return the same with batches in the table's order, to measure what sorting saves."""
-        lengths = torch.zeros_like(self.plan.lengths)
-        return replace(
-            self, plan=ExtractionPlan(lengths, self.plan.rows_per_part, self.plan.batch_size)
         )
 
 

@@ -115,15 +115,11 @@ class Matching:
     gallery: Codes  # (A,)
     _labels_of_queries: Any  # sparse (Q, labels): what a query and its relevant items share
     _labels_of_gallery: Any  # sparse (labels, A)
-    without_self: bool
 
     def relevant(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return the relevant items of queries start to stop, padded: columns and mask (B, T)."""
         pairs = (self._labels_of_queries[start:stop] @ self._labels_of_gallery).tocoo()
         rows, columns = pairs.row, pairs.col
-        if self.without_self:
-            others = columns != rows + start
-            rows, columns = rows[others], columns[others]
         order = np.argsort(rows, kind="stable")
         rows, columns = rows[order], columns[order]
         counts = np.bincount(rows, minlength=stop - start)
@@ -153,17 +149,7 @@ def match(
         first_item,
         _sparse(query_of, labels, (len(first_query), width)),
         _sparse(labels, item_of, (width, len(first_item))),
-        without_self=False,
     )
-
-
-def match_others(content: Codes, labels: Codes) -> Matching:
-    """Match each sample with the others that share its label, say its class; copies are one."""
-    first, place_of = _distinct([content])
-    labels = np.unique(labels, return_inverse=True)[1]
-    width = int(labels.max(initial=0)) + 1
-    table = _sparse(place_of, labels, (len(first), width))
-    return Matching(first, first, table, table.T.tocsr(), without_self=True)
 
 
 def content_of(content: Mapping[str, Tensor] | None, name: str, rows: NDArray[np.bool_]) -> Codes:
@@ -301,8 +287,6 @@ def ranked(queries: Tensor, gallery: Tensor, matching: Matching) -> Scores:
     for start in range(0, len(a), size):
         stop = min(start + size, len(a))
         cosines = a[start:stop] @ b.T
-        if matching.without_self:
-            cosines[torch.arange(stop - start), torch.arange(start, stop)] = -torch.inf
         columns, mask = matching.relevant(start, stop)
         parts.append(figures_of(relevant_ranks(cosines, columns.to(a.device), mask.to(a.device))))
     values = {name: torch.cat([x[name] for x in parts]).cpu().numpy() for name in parts[0]}
@@ -365,11 +349,6 @@ def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         forward[rows] -= (cosines < threshold[rows, None]).sum(1, dtype=torch.int32)
         backward -= (cosines < threshold).sum(0, dtype=torch.int32)
     return forward.clamp(min=1), backward.clamp(min=1)
-
-
-def rank_figures(ranks: Tensor) -> dict[str, float]:
-    """Return recall@k, median rank, MRR, mAP and nDCG@10 of the only relevant items' ranks (N,)."""
-    return summary(_one_relevant(np.arange(len(ranks)), ranks))
 
 
 def relevant_ranks(cosines: Tensor, columns: Tensor, mask: Tensor) -> Tensor:

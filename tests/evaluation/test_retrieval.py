@@ -18,8 +18,6 @@ from fusionzoo.evaluation.retrieval import (
     direction_scores,
     intervals,
     match,
-    match_others,
-    rank_figures,
     ranked,
     ranks,
     retrieval_figures,
@@ -50,13 +48,6 @@ def test_ties_and_nan_count_against_the_partner() -> None:
     same = torch.ones(5, 3)
     assert ranks(same, same)[0].tolist() == [5] * 5
     assert ranks(torch.full((5, 3), torch.nan), same)[1].tolist() == [5] * 5
-
-
-def test_rank_figures_are_shares_and_means() -> None:
-    found = rank_figures(torch.tensor([1, 2, 5, 20]))
-    assert (found["recall@1"], found["recall@5"], found["recall@10"]) == (0.25, 0.75, 0.75)
-    assert found["median_rank"] == 3.5
-    assert found["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 5 + 1 / 20) / 4)
 
 
 def test_blocks_do_not_change_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +168,6 @@ def test_intervals_cover_the_mean_and_widen_with_groups() -> None:
     grouped = intervals(scores, clusters)["mrr"]
     assert grouped.mean == plain.mean
     assert grouped.high - grouped.low > 1.8 * (plain.high - plain.low)  # sqrt(5) in theory
-
-
-def test_each_sample_finds_the_others_of_its_class_but_not_itself() -> None:
-    x = torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0.05]])
-    items = np.array([0, 0, 1, 1, 2])
-    found = ranked(x, x, match_others(np.arange(5), items))
-    assert found.rows.tolist() == [0, 1, 2, 3]  # the last is alone in its class
-    assert found.values["rank"].tolist() == [2, 2, 1, 1]
 
 
 def test_content_is_compared_by_cells_of_the_table() -> None:
