@@ -75,10 +75,7 @@ class Package:
 
     def _check(self, folder: Path, advice: str) -> None:
         if self.sha256 and (digest := digest_of(folder)) != self.sha256:
-            raise FusionZooError(
-                f"the files of {self.registry}'s package {self} have sha256 {digest[:12]}...,"
-                f" expected {self.sha256[:12]}...: {advice}"
-            )
+            raise FusionZooError(f"{self}: its sha256 is {digest}, not {self.sha256}: {advice}")
 
 
 def digest_of(folder: Path) -> str:

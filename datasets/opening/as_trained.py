@@ -228,9 +228,8 @@ def refuse_without_weights(done: Completed) -> None:
     names = done.table.column_names
     if fold(name) not in {fold(x) for x in names}:
         raise FusionZooError(
-            f"{done.source} has no column {name!r}{near_column(name, names)}, by which the model's"
-            " training was weighted: --data.weight_column names another, or none for rows that all"
-            " count alike"
+            f"{done.source} has no column {name!r}{near_column(name, names)}, by which training"
+            " was weighted: --data.weight_column names another, or none"
         )
 
 

@@ -45,10 +45,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     if not isinstance(data, str | os.PathLike):
-        raise FusionZooError(
-            f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
-            " settings such as {'name': 'digits'}, a table in memory or a PairedDataset"
-        )
+        kind = type(data).__name__
+        raise FusionZooError(f"data is of type {kind}, and no name, path, settings or table")
     if is_url(data):
         return {"name": "manifest", "root": data}
     path = Path(data).expanduser()

@@ -246,8 +246,7 @@ class Scan:
                     if key in keys:
                         raise FusionZooError(
                             f"{where}, {member.name}: other samples stand between the members"
-                            f" of sample {stem!r}, which must follow each other: write the tar"
-                            " again with `tar --sort=name`"
+                            f" of sample {stem!r}: write the tar again with `tar --sort=name`"
                         )
                     keys.add(key)
                     self.given = {}

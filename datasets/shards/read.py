@@ -146,7 +146,5 @@ def _check_sizes(storage: Storage, index: ShardIndex, name: str) -> None:
         with problems(f"{storage.where(file.name)}, listed in {name}, cannot be opened", OSError):
             size = storage.size(file.name)
         if size != file.size:
-            raise FusionZooError(
-                f"{storage.where(file.name)} has {size:,} bytes, and {name} says {file.size:,}:"
-                " copy it again"
-            )
+            where = f"{storage.where(file.name)} has {size:,} bytes"
+            raise FusionZooError(f"{where}, and {name} says {file.size:,}: copy it again")

@@ -175,10 +175,7 @@ def _kind(kind: str | None, shape: Sequence[int | str], dtype: Any, array: Array
         raise FusionZooError(f"{array}: samples need a rate: --data.sample_rate 16000 (Hz)")
     if kind is not None or not fitting:
         wanted = kind or "a vector (D,), sequence (T, D) or image (H, W, 3) of uint8"
-        raise FusionZooError(
-            f"{array} has values of shape ({', '.join(map(str, shape))}) and type {dtype}, which"
-            f" are not {wanted}"
-        )
+        raise FusionZooError(f"{array} has values of shape {(*shape,)} and {dtype}, not {wanted}")
     return fitting[0]
 
 

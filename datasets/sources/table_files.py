@@ -256,8 +256,7 @@ def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: i
             if cell is None and formula is not None:
                 raise FusionZooError(
                     f"{path}, row {header_row + 1 + number}, column {_text(rows[0][column])!r}: the"
-                    " value of a formula is not in the file: open it in a spreadsheet program and"
-                    " save it"
+                    " value of a formula is not in the file: save it in a spreadsheet program"
                 )
 
 

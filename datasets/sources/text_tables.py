@@ -414,8 +414,7 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
             last = first + cells[lost].count("\n")
             raise FusionZooError(
                 f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
-                " are one cell, between two stray quotation marks: remove these, or write a mark"
-                " within a cell twice and the cell in quotation marks"
+                " are one cell, between two stray quotation marks: remove these"
             )
 
 

@@ -126,10 +126,7 @@ def check_depth(lines: Iterable[bytes], source: str) -> None:
         closed = np.isin(letters, np.frombuffer(CLOSING, np.uint8))
         depth = (opened.astype(np.int32) - closed).cumsum(dtype=np.int32).max(initial=0)
         if depth > MAX_DEPTH:
-            raise FusionZooError(
-                f"{source}, row {row}: its values are nested {depth} levels deep; at most"
-                f" {MAX_DEPTH} are read"
-            )
+            raise FusionZooError(f"{source}, row {row} is nested {depth} deep, above {MAX_DEPTH}")
 
 
 def check_unicode(table: pa.Table, source: str) -> pa.Table:

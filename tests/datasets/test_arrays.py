@@ -231,7 +231,7 @@ def test_ids_may_stand_in_a_second_array(folder: Path) -> None:
     [
         ("five.npy", {}, r"has 5 values, not 6: add ids\.npy"),
         ("several.npz", {}, "none of its ids is in"),
-        ("v.npy", {"kinds": {"sound": "sequence"}}, r"values of shape \(5\).* not sequence"),
+        ("v.npy", {"kinds": {"sound": "sequence"}}, r"values of shape \(5,\).* not sequence"),
         ("v.npy", {"kinds": {"sound": "audio"}}, r"sample_rate=16000"),
         ("../secret.npy", {}, "outside of"),
         ("none.npy", {}, r"none\.npy does not exist"),

@@ -157,6 +157,16 @@ def test_a_cut_clip_is_noticed_and_a_whole_one_is_not(
             _ = decode_audio(path).samples
 
 
+def test_a_wav_that_was_streamed_without_a_length_is_read(tmp_path: Path) -> None:
+    """ffmpeg writes 0xFFFFFFFF where it cannot seek back to the header."""
+    contents = io.BytesIO()
+    soundfile.write(contents, np.zeros(400), 8000, format="WAV")
+    streamed = bytearray(contents.getvalue())
+    position = streamed.index(b"data") + 4
+    streamed[position : position + 4] = b"\xff" * 4
+    assert decode_audio(bytes(streamed)).frames == 400
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "contents", "words"),
     [
@@ -173,6 +183,36 @@ def test_an_unknown_format_says_what_is_read_and_how_to_convert(
     (tmp_path / name).write_bytes(contents + bytes(100))
     message = refusal(kind, tmp_path / name)
     assert all(word in message for word in [*words, name])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '<image href="{}" width="8" height="8"/>',
+        '<image xlink:href="file://{}" width="8" height="8"/>',
+        '<filter id="f"><feImage href="{}"/></filter><rect width="8" height="8" filter="url(#f)"/>',
+        '<image href="&path;" width="8" height="8"/>',
+    ],
+)
+def test_a_drawing_shows_no_other_file(body: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8), (1, 200, 3)).save(secret)
+    (tmp_path / "data").mkdir()
+    drawing = tmp_path / "data" / "a.svg"
+    drawing.write_text(
+        f'<!DOCTYPE svg [<!ENTITY path "{secret}">]><svg xmlns="http://www.w3.org/2000/svg"'
+        f' xmlns:xlink="http://www.w3.org/1999/xlink" width="8" height="8">{body.format(secret)}'
+        "</svg>"
+    )
+    message = refusal("image", drawing)
+    assert "a.svg" in message and "refers to the file" in message
+
+
+def test_objects_and_archives_of_arrays_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}]), allow_pickle=True)
+    assert "never loaded" in refusal("vector", tmp_path / "objects.npy")
+    (tmp_path / "bomb.npy").write_bytes(b"PK\3\4" + bytes(99))
+    assert "is no .npy file" in refusal("vector", tmp_path / "bomb.npy")
 
 
 def test_a_compressed_table_far_larger_than_its_file_is_refused(

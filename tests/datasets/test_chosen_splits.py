@@ -89,9 +89,9 @@ def test_a_file_with_a_mistake_is_refused(tmp_path: Path, contents: str, message
     [
         ({"random_splits": 1, "split_file": "a.csv"}, "leave one out"),
         ({"random_splits": 1, "time_column": "text"}, "leave one out"),
-        ({"random_splits": 1, "shares": [0.8, 0.2]}, "three numbers, those of train, val and test"),
-        ({"shares": [0.8, 0.2]}, "three numbers"),
-        ({"shares": [0, 0.5, 0.5]}, "of train above 0"),
+        ({"random_splits": 1, "shares": [0.8, 0.2]}, r"expected \[train,val,test\]"),
+        ({"shares": [0.8, 0.2]}, r"expected \[train,val,test\]"),
+        ({"shares": [0, 0.5, 0.5]}, r"expected \[train,val,test\]"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -181,7 +181,7 @@ def test_members_of_a_sample_that_stand_apart_are_refused_with_the_remedy(
         names = ["0.cls", "0.txt", "1.cls", "1.txt", "0.json"]
     contents = [b"{}" if name.endswith("json") else b"x" for name in names]
     write(tmp_path, *map(member, names, contents), bytes(1024))
-    with pytest.raises(FusionZooError, match=r"of sample '0', which must follow .*--sort=name"):
+    with pytest.raises(FusionZooError, match=r"of sample '0': write .*--sort=name"):
         fz.create_dataset(tmp_path)
 
 

@@ -177,7 +177,7 @@ def test_the_settings_of_a_manifest_apply() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (3, "data is of type int; it must be the name of a data set, a path"),
+        (3, "data is of type int, and no name, path, settings or table"),
         ([], "the list has no rows"),
         ({}, "settings of a data set need its name"),
         ({"text": ["a"], "target": ["x", "y"]}, "'text' has 1, 'target' has 2"),
@@ -415,9 +415,7 @@ def test_a_class_without_a_label_or_name_is_no_class() -> None:
     says = error_of(declared({"label": LABEL}, columns))
     assert "row 2, sample '1' (split 'train') has no target" in says
     columns["label"] = [0, 2, 1]
-    assert "'label' names only 2 of its classes" in error_of(
-        declared({"label": LABEL}, columns)
-    )
+    assert "'label' names only 2 of its classes" in error_of(declared({"label": LABEL}, columns))
 
 
 @pytest.mark.parametrize("text", ["[]", '{"info": 3}', '{"info": {"features": [1]}}'])

@@ -568,6 +568,24 @@ def test_what_a_library_writes_to_stderr_is_one_line_with_the_name(
     assert capfd.readouterr().err == ""
 
 
+def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(FusionZooError, match=r"the image is too large.*10000 x 9000"):
+        decode_image(Image.new("1", (10_000, 9_000)))
+
+
+def test_outside_of_a_worker_the_process_keeps_its_stderr_and_warnings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> int:
+        pytest.fail("other threads may write now")
+
+    monkeypatch.setattr("fusionzoo.datasets.media.decode._memory_file", fail)
+    (tmp_path / "a.jpg").write_bytes(with_junk("JPEG"))
+    decode_image(tmp_path / "a.jpg")
+    decode_image(saved(Image.fromarray(BLOCKS), tmp_path / "a.png"))
+    assert "Corrupt JPEG data" in capfd.readouterr().err
+
+
 @pytest.mark.usefixtures("in_a_worker_that_said_nothing")
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])

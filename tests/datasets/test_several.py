@@ -134,9 +134,7 @@ def test_lists_and_patterns_open_nothing_outside_of_the_folder(root: Path, cell:
 def test_a_missing_file_of_a_list_and_a_wrong_list_are_named(root: Path) -> None:
     with pytest.raises(FusionZooError, match=r"row 1, sample 'x': image file .*gone\.png does not"):
         fz.create_dataset(write(root, [{"id": "x", "image": ["frames/1.png", "gone.png"]}]))
-    with pytest.raises(
-        FusionZooError, match="image holds list<item: double>, expected paths"
-    ):
+    with pytest.raises(FusionZooError, match="image holds list<item: double>, expected paths"):
         fz.create_dataset(write(root, [{"id": "x", "image": [1.0, 2.0]}]))
     with pytest.raises(FusionZooError, match=r"item 2 of 2: .*a\.wav cannot be read as an image"):
         decode("image", [root / "frames/1.png", root / "a.wav"])

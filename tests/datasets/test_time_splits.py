@@ -87,3 +87,9 @@ def test_times_that_make_no_splits_are_one_line(change: dict[int, str], says: st
     with pytest.raises(FusionZooError) as caught:
         fz.create_dataset(table(times), time_column="when")
     assert says in str(caught.value)
+
+
+def test_splits_of_a_column_and_by_time_exclude_each_other() -> None:
+    rows = [{**row, "split": "train"} for row in table(FORMS["ISO"])]
+    with pytest.raises(FusionZooError, match="has splits: leave out"):
+        fz.create_dataset(rows, time_column="when")
