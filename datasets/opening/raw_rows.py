@@ -38,8 +38,8 @@ def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str,
 def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> PairedDataset:
     """Open rows as the training table, which `stored` describes; say which columns are missing."""
     if stored.get("name") != TABLE:
-        names = ", ".join(modalities)
-        raise FusionZooError(f"the model was not trained on a table: give samples with {names}")
+        listed = ", ".join(modalities)
+        raise FusionZooError(f"the model was not trained on a table: give samples with {listed}")
     if stored.get("join"):
         raise FusionZooError("the model joins tables: fusionzoo.predict(run, rows, join=...)")
     columns = {x: y for x, y in (stored.get("columns") or {}).items() if x not in ROLES}
