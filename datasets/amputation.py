@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice, check_number
 from fusionzoo.structures import seed_of
 
 from .media.decode import decode
@@ -53,10 +53,7 @@ def amputated(
         may_go = keep[:, column] & (keep.sum(1) > 1)
         count = round(rate * int(keep[:, column].sum()))
         if count > may_go.sum():
-            raise FusionZooError(
-                f"rate={rate} cannot be met: every sample keeps a value, so only"
-                f" {int(may_go.sum()):,} of the {count:,} values of {name} may be removed"
-            )
+            raise FusionZooError(f"rate={rate}: of {name} only {int(may_go.sum()):,} values may go")
         keep[_draw_rows(may_go, scores, count, generator), column] = False
     record = Amputation(mechanism, rate, seed, tuple(names), depends_on)
     return _without(dataset, keep), record
@@ -66,11 +63,8 @@ def _check_amputation(
     dataset: Samples, mechanism: str, rate: float, names: Sequence[str], depends_on: str | None
 ) -> str:
     """Return what the probabilities depend on; raise an error for what does not exist."""
-    if mechanism not in get_args(Mechanism):
-        known = ", ".join(get_args(Mechanism))
-        raise FusionZooError(f"mechanism={mechanism!r} is none of {known}")
-    if not 0 <= rate < 1:
-        raise FusionZooError(f"rate={rate}; it must be at least 0 and below 1")
+    check_choice("mechanism", mechanism, get_args(Mechanism))
+    check_number("rate", rate, 0, 1)
     for name in names:
         dataset.check_modality(name)
     if mechanism != "mar":
@@ -82,23 +76,16 @@ def _check_amputation(
         depends_on = LABEL if has_labels else next(iter(dataset.modalities))
     choices = [*([LABEL] if has_labels else []), *dataset.modalities]
     if depends_on not in choices:
-        raise FusionZooError(
-            f"depends_on={depends_on!r}; with mechanism='mar' it is one of: {', '.join(choices)}"
-        )
+        raise FusionZooError(f"depends_on={depends_on!r} is none of {', '.join(choices)}")
     if depends_on in names:
-        raise FusionZooError(
-            f"depends_on={depends_on!r} is to be removed itself: that is mechanism='mnar'"
-        )
+        raise FusionZooError(f"depends_on={depends_on!r} is removed itself: mechanism='mnar'")
     return depends_on
 
 
 def _draw_rows(
     may_go: Flags, scores: Floats | None, count: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draw exactly `count` of the rows that may go, more often those of high scores.
-
-    Systematic sampling of rows in random order: each is drawn with its own probability.
-    """
+    """Draw exactly `count` of the rows that may go, by systematic sampling: more of high scores."""
     rows = np.flatnonzero(may_go)
     if not count:
         return rows[:0]
@@ -141,9 +128,7 @@ def _quantity(dataset: Samples, name: str) -> Floats:
         return labels if labels.ndim == 1 else labels[:, 0]
     kind = dataset.modalities[name]
     if kind not in QUANTITIES:
-        raise FusionZooError(
-            f"{name} is {kind}, of which no quantity is known: name another modality"
-        )
+        raise FusionZooError(f"{name} is {kind}, which has no quantity: name another one")
     quantities = np.full(len(dataset), np.nan)
     for position, reference in enumerate(dataset.references(name)):
         if reference is not None:
@@ -172,10 +157,7 @@ def _without(dataset: Samples, keep: Flags) -> pa.Table:
 
 
 def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:
-    """Remove each value of the modalities with probability `rate`.
-
-    A row that would lose everything keeps one of its values, chosen at random.
-    """
+    """Remove each value with probability `rate`; a row that would lose everything keeps one."""
     generator = torch.Generator().manual_seed(seed)
     present = presence(table, modalities)
     order = torch.rand(present.shape, generator=generator)

@@ -61,9 +61,7 @@ class SharedSettings:
     def __post_init__(self) -> None:
         check_policy(self.on_error, self.max_errors)
         if self.random_splits is not None and self.split_file:
-            raise FusionZooError(
-                "--data.random_splits and --data.split_file both make splits: leave one out"
-            )
+            raise FusionZooError("--data.random_splits and --data.split_file: leave one out")
 
     def view(self, dataset: PairedDataset) -> PairedDataset:
         """Change splits, keep some modalities of a data set, remove some values."""
@@ -83,9 +81,7 @@ class SharedSettings:
             dataset = dataset.only(word_list(names)) if in_join else dataset.select(names)
         if self.missing_mechanism != "mcar":
             if not self.missing:
-                raise FusionZooError(
-                    f"--data.missing_mechanism {self.missing_mechanism} needs --data.missing RATE"
-                )
+                raise FusionZooError("--data.missing_mechanism needs --data.missing RATE")
             return dataset.amputate(self.missing_mechanism, rate=self.missing)
         return dataset.drop(self.missing) if self.missing else dataset
 
@@ -120,16 +116,12 @@ class DatasetEntry(Entry[PairedDataset]):
         declared = super().parameters
         common = {name: settings.pop(name) for name in SHARED if name in settings.keys() - declared}
         if "shares" in common and common.get("random_splits") is None:
-            raise FusionZooError(
-                "this data has splits of its own: --data.random_splits SEED draws others, by shares"
-            )
+            raise FusionZooError("this data has splits of its own: --data.random_splits SEED")
         if "shares" in settings:  # of splits by hash, too
             common["shares"] = settings["shares"]
         makers = makers_of_splits(common)
         if makers and settings.get("time_column"):
-            raise FusionZooError(
-                f"--data.time_column and --data.{makers[0]} both make splits: leave one out"
-            )
+            raise FusionZooError(f"--data.time_column and --data.{makers[0]}: leave one out")
         shared = SharedSettings(**common)
         whole = settings_class(self.cls)
         if "shared" in declared:
@@ -157,11 +149,7 @@ def from_memory(
     present: Mapping[str, NDArray[np.bool_]] | None = None,
     **options: Any,
 ) -> PairedDataset:
-    """Return a data set of values in memory, one per sample and modality.
-
-    `kinds` maps the modalities to their kinds; `present` has a mask (N,) for each modality that
-    some samples lack; `options` are those of `PairedDataset`.
-    """
+    """Return a data set of values in memory; `present` has masks (N,) of what some lack."""
     rows = np.arange(len(ids))
     absent = {name: ~mask for name, mask in (present or {}).items()}
     table = {

@@ -23,10 +23,7 @@ def prepare(processor: Any, value: Any, generator: torch.Generator | None = None
 
 
 def collate_items(processor: Any, rows: Sequence[list[Item]], blank: Item) -> Inputs:
-    """Batch the items of each sample, (B, ...); with several of them, (B, I, ...) and their counts.
-
-    Blank items fill up the samples with fewer.
-    """
+    """Batch the items of each sample, (B, ...); of several (B, I, ...), padded, with counts."""
     counts = [len(items) for items in rows]
     most = max(counts)
     padded = [item for items in rows for item in (*items, *[blank] * (most - len(items)))]
@@ -125,10 +122,7 @@ class Collate:
     def prepare(
         self, sample: Sample, ready: Mapping[str, list[Item]] | None = None
     ) -> tuple[Sample, dict[str, list[Item]]] | None:
-        """Return a sample and its items, without values that a processor refuses; None: skipped.
-
-        `ready` holds the items of modalities that are prepared already.
-        """
+        """Return a sample and its items (some `ready`), without values refused; None: skipped."""
         items: dict[str, list[Item]] = {}
         for name in self.processors:
             try:
@@ -148,10 +142,7 @@ class Collate:
 
 
 def _draws(sample: Sample) -> torch.Generator | None:
-    """Return what draws one modality's augmentation; None: evaluation.
-
-    One for each modality, so that its draws do not depend on the other modalities.
-    """
+    """Return a generator per modality for its augmentation; None: evaluation."""
     return torch.Generator().manual_seed(sample.seed) if sample.seed else None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_choice
 
 OnError = Literal["raise", "missing", "skip"]
 MAX_ERRORS = 0.05  # share of a modality's values that may fail
@@ -93,7 +93,6 @@ class Failures:
 
 def check_policy(on_error: str, max_errors: float) -> None:
     """Raise an error for an unknown `on_error` or a `max_errors` that is no share."""
-    if on_error not in ("raise", "missing", "skip"):
-        raise FusionZooError(f"on_error={on_error!r} is none of raise, missing, skip")
+    check_choice("on_error", on_error, get_args(OnError))
     if not 0 <= max_errors <= 1:
         raise FusionZooError(f"max_errors={max_errors}; it is a share, from 0 to 1")

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_choice
 
+from .checks import check_name
 from .tables.arrow import ArrowColumn
 from .tables.paths import is_collecting
 from .tables.provenance import Provenance
@@ -49,8 +50,7 @@ def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: 
     that has no ids of its own. A sample that this source lacks has the id `<source>/<id>` of the
     first one that has it.
     """
-    if how not in get_args(How):
-        raise FusionZooError(f"how={how!r} is neither 'inner' nor 'left' nor 'outer'")
+    check_choice("how", how, get_args(How))
     by_key = {name: _rows_by_key(name, sources[name], columns[name]) for name in sources}
     repeated = _repeated(by_key, columns)
     keys = _common_keys(by_key, how, columns)
@@ -83,10 +83,7 @@ def _rows_by_key(name: str, source: Samples, column: str) -> dict[str, list[int 
     by_key: dict[str, list[int | None]] = {}
     for row, key in enumerate(source.column(column)):
         if key is None:
-            raise FusionZooError(
-                f"{source.source}, sample {source.ids[row]!r}: its {column!r}, on which source"
-                f" {name!r} is joined, is empty: fill it in, or remove the row"
-            )
+            raise FusionZooError(f"{source.sample_place(row)}: {column!r}, to join on, is empty")
         by_key.setdefault(str(key), []).append(row)
     return by_key
 
@@ -101,8 +98,7 @@ def _repeated(by_key: RowsByKey, columns: Mapping[str, str]) -> str:
                 break
     if len(examples) > 1:
         raise FusionZooError(
-            f"only one source may have several samples per key: {'; '.join(examples.values())};"
-            " join on another column, or keep one sample of each key in the others"
+            f"only one source may have several samples per key: {'; '.join(examples.values())}"
         )
     return next(iter(examples), "")
 
@@ -145,18 +141,12 @@ def key_columns(sources: Mapping[str, Samples], on: str | Mapping[str, str]) -> 
     """Return the column of each source on which it is joined."""
     if not isinstance(on, str):
         for name in on:
-            if name not in sources:
-                hint = did_you_mean(name, sources)
-                raise FusionZooError(f"on: there is no source {name!r} to join.{hint}")
+            check_name(name, sources, f"on: there is no source {name!r} to join")
     columns = {name: on if isinstance(on, str) else on.get(name, "id") for name in sources}
     for name, source in sources.items():
         known = [x for x in source.table.column_names if x not in source.modalities]
-        if columns[name] not in known:
-            raise FusionZooError(
-                f"source {name!r} ({source.source}) has no column {columns[name]!r} to join on."
-                f"{did_you_mean(columns[name], known)} It has: {', '.join(known)};"
-                " on={'source': 'column'} names a column for each source"
-            )
+        problem = f"source {name!r} ({source.source}) has no column {columns[name]!r} to join on"
+        check_name(columns[name], known, problem)
     return columns
 
 
@@ -248,9 +238,7 @@ def _collect_splits(
         rows = {name: joined.rows[name][position] for name in sources}
         values = {name: cells[name][row] for name in real if (row := rows[name]) is not None}
         if len(set(values.values())) > 1:
-            raise FusionZooError(
-                f"id {joined.ids[position]!r}: the sources disagree on its split: {values}"
-            )
+            raise FusionZooError(f"id {joined.ids[position]!r}: splits disagree: {values}")
         if not values:
             num_made += 1
             split = next(cells[name][row] for name in hashed if (row := rows[name]) is not None)
@@ -286,11 +274,7 @@ def join_tables(
     labels: Iterable[str] = (),
     drop_empty: bool = False,
 ) -> JoinedTable:
-    """Pair `sources`, see `PairedDataset.join`.
-
-    `names` renames modalities; `labels` are columns that sources must agree on, besides those that
-    they read as labels. A sample without any modality is an error, unless `drop_empty`.
-    """
+    """Pair `sources`, which agree on `labels`, see `PairedDataset.join`; `names` are new names."""
     if not sources:
         raise FusionZooError("there are no sources to join")
     columns = key_columns(sources, on)
@@ -411,9 +395,7 @@ def _agreed(column: str, sources: Sources, joined: JoinedRows) -> list[str | Non
             if row is not None and cells[name][row] is not None:
                 values[name] = cells[name][row]
         if len(set(values.values())) > 1:
-            raise FusionZooError(
-                f"id {sample_id!r}: the sources disagree on its {column}: {values}"
-            )
+            raise FusionZooError(f"id {sample_id!r}: sources disagree on its {column}: {values}")
         agreed.append(next(iter(values.values()), None))
     return agreed
 
@@ -526,8 +508,5 @@ def _weight_column(sources: Sources) -> str | None:
     names = {x.weight_column: name for name, x in sources.items() if x.weight_column is not None}
     if len(names) > 1:
         listed = ", ".join(f"{column!r} of {name}" for column, name in names.items())
-        raise FusionZooError(
-            f"the sources to join have different columns of weights: {listed}; name one of them"
-            " with weight_column"
-        )
+        raise FusionZooError(f"the sources have different weights: {listed}; name one")
     return next(iter(names), None)

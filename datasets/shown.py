@@ -46,10 +46,10 @@ def as_html(dataset: Samples) -> str:
     ]
     splits = [(name, f"{count:,}") for name, count in _splits(dataset).items()]
     parts = [
-        f"<p><b>{_escape(dataset.source)}</b>: {len(dataset):,} samples</p>",
+        f"<p><b>{html.escape(dataset.source)}</b>: {len(dataset):,} samples</p>",
         _table(("split", "samples"), splits),
         _table(("modality", "kind", "present"), modalities),
-        f"<p>{_escape(_targets(dataset))}</p>",
+        f"<p>{html.escape(_targets(dataset))}</p>",
     ]
     if len(dataset):
         parts.append(_table(("first sample", ""), list(_sample(dataset, 0).items())))
@@ -119,12 +119,8 @@ def _described(value: Any) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_escape(cell)}</th>" for cell in header)
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escape(text: str) -> str:
-    return html.escape(text)

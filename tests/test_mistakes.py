@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["clinc.csv", "--target", "diagnosis"], "no file clinc.csv. Did you mean 'clinic.csv'?"),
         (["clinic.csv", "--target", "diagnose"], "Did you mean 'diagnosis'?"),
         (["clinic.csv"], "--target names the column to predict, of note, diagnosis, name,"),
-        (["clinic.csv", "--target", "same"], "'same' is 'yes' in all rows that have one"),
+        (["clinic.csv", "--target", "same"], "'same' has a single value"),
         (["clinic.csv", "--target", "nothing"], "'nothing' is empty in all rows"),
         (["clinic.csv", "--target", "name"], "'name' has 40 different values in 40 rows"),
         (["clinic.csv", "--target", "diagnosis", "--data.kinds.nte", "text"], "no column 'nte'"),

@@ -189,7 +189,7 @@ def test_joined_files_are_joined_again(key: str) -> None:
     assert_same(again, wanted)
     assert fz.evaluate("runs/a", **ANSWER)["loss"] > 0
     assert fz.embed("runs/a", "neu.csv", out="e.parquet", **ANSWER).is_file()
-    with pytest.raises(FusionZooError, match=r"joined tables: fusionzoo\.predict\(run, rows, join"):
+    with pytest.raises(FusionZooError, match=r"joins tables: fusionzoo\.predict\(run, rows, join"):
         fz.load("runs/a").predict(only(shuffled, ["CRP", "Gewicht"]))
 
 
@@ -348,7 +348,7 @@ def test_rows_that_share_an_id_are_each_answered_in_order(
     }
     metrics = fz.evaluate(run, data, split="all", **ANSWER)
     assert metrics["seen_in_training"]["train"] == sum(seen[row] for row in order) > 0
-    with pytest.raises(FusionZooError, match=r"'F0000' occurs 2 times \(rows .*\): splits, cached"):
+    with pytest.raises(FusionZooError, match=r"'F0000' occurs 2 times \(rows .*\): each row needs"):
         fz.embed(run, data, out="e.parquet", **ANSWER)
 
 

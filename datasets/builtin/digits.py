@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.structures import Audio
 
 from ..base import DATASETS, from_memory
@@ -70,8 +70,7 @@ def digits(
         seed: of the random degradation
         samples: number of samples to keep, the first ones, 50 to 1797
     """
-    if not 50 <= samples <= 1797:
-        raise FusionZooError(f"samples={samples}; it must be 50 to 1797")
+    check_number("samples", samples, 50, 1798)
     images, target = read_digits()
     generator = np.random.default_rng(seed)
     memory: dict[str, Any] = {
@@ -93,10 +92,7 @@ def digits(
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's table of digits: images (N, 8, 8) in 0..16 and targets (N,).
-
-    Equals `sklearn.datasets.load_digits`, whose import takes a second or two.
-    """
+    """Read the images (N, 8, 8) in 0..16 and targets (N,) of scikit-learn (slow to import)."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise FusionZooError("digits needs scikit-learn, which contains its images")

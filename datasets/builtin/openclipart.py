@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, replacing
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..checks import problems
 from ..packages import Package
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
@@ -79,10 +80,7 @@ def find(root: str | None) -> Path:
     """Return the table, or say how to get it."""
     folder = Path(root).expanduser() if root else cache_root() / "openclipart"
     if not (folder / TABLE).is_file():
-        raise FusionZooError(
-            f"no {TABLE} in {folder}: `fusionzoo data fetch openclipart` downloads the drawings"
-            " (25 MB) with apt, and renders them"
-        )
+        raise FusionZooError(f"no {TABLE} in {folder}: `fusionzoo data fetch openclipart`")
     return folder / TABLE
 
 
@@ -149,10 +147,8 @@ def class_of(key: str) -> str:
 def read(path: Path) -> Drawing:
     """Read a drawing and its Dublin Core metadata, without keywords: they name the folder."""
     svg = path.read_text(encoding="utf-8")
-    try:
+    with problems(f"{path} cannot be read as XML", ElementTree.ParseError):
         tree = ElementTree.fromstring(svg)
-    except ElementTree.ParseError as error:
-        raise FusionZooError(f"{path} cannot be read as XML: {one_line(error)}") from error
 
     def words(place: str) -> str:
         return (
@@ -182,14 +178,10 @@ def render(svg: str, key: str) -> bytes:
     try:
         import resvg_py
     except ImportError as error:
-        raise FusionZooError(
-            "openclipart is rendered once by an extra: pip install 'fusionzoo[openclipart]'"
-        ) from error
-    try:
+        raise FusionZooError("an extra renders it: pip install 'fusionzoo[openclipart]'") from error
+    with problems(f"{key}.svg cannot be rendered", ValueError):
         # 96 dots per inch, as in CSS, for sizes in mm or inches.
         return bytes(resvg_py.svg_to_bytes(svg_string=svg, width=PIXELS, height=PIXELS, dpi=96))
-    except ValueError as error:
-        raise FusionZooError(f"{key}.svg cannot be rendered: {one_line(error)}") from error
 
 
 def find_groups(drawings: Mapping[str, Drawing], images: Mapping[str, bytes]) -> dict[str, str]:

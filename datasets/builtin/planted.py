@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_number
 
 from ..base import DATASETS, from_memory
+from ..checks import check_name
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
 
@@ -79,20 +80,12 @@ def interactions(
     )
 
 
-def _check_task(task: str, num_modalities: int) -> None:
-    if task not in TASKS:
-        raise FusionZooError(
-            f"unknown task {task!r}.{did_you_mean(task, TASKS)} There are: {', '.join(TASKS)}"
-        )
-    if num_modalities < 2:
-        raise FusionZooError(f"num_modalities={num_modalities}; an interaction needs at least 2")
-
-
 def _draw_bits(
     task: str, num_modalities: int, samples: int, flip: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the modalities' bits, (N, M) in 0 and 1, and the classes, (N,)."""
-    _check_task(task, num_modalities)
+    check_name(task, TASKS, f"unknown task {task!r}")
+    check_number("num_modalities", num_modalities, 2)
     bits = generator.integers(0, 2, (samples, num_modalities))
     if task == "redundant":
         bits[:] = bits[:, :1]
@@ -440,22 +433,14 @@ def bayes_aurc(share: float | None = None) -> float:
 
 
 def _checked(situation: str, share: float | None, width: int, tokens: int | None) -> Situation:
-    if situation not in SITUATIONS:
-        raise FusionZooError(
-            f"unknown situation {situation!r}.{did_you_mean(situation, SITUATIONS)}"
-            f" There are: {', '.join(SITUATIONS)}"
-        )
+    check_name(situation, SITUATIONS, f"unknown situation {situation!r}")
     entry = SITUATIONS[situation]
-    if share is not None and entry.share is None:
-        raise FusionZooError(f"share={share}: the situation {situation!r} has no share")
-    if share is not None and not 0 <= share <= 1:
-        raise FusionZooError(f"share={share}; it must be 0 to 1")
-    if tokens is not None and entry.tokens is None:
-        raise FusionZooError(f"tokens={tokens} has an effect in the situation 'long' only")
-    if tokens is not None and tokens < 1:
-        raise FusionZooError(f"tokens={tokens}; it must be at least 1")
-    if width < entry.directions:
-        raise FusionZooError(f"width={width}; {situation!r} needs at least {entry.directions}")
+    for name, value, default in (("share", share, entry.share), ("tokens", tokens, entry.tokens)):
+        if value is not None and default is None:
+            raise FusionZooError(f"{name}={value} has no effect in the situation {situation!r}")
+    check_number("share", share or 0, 0, 1 + 1e-9)
+    check_number("tokens", 1 if tokens is None else tokens, 1)
+    check_number("width", width, entry.directions)
     return entry
 
 

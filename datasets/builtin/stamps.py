@@ -180,10 +180,7 @@ def find(root: str | None) -> Path:
     for folder in (top / INSIDE, top):
         if (folder / "animals").is_dir():
             return folder
-    raise FusionZooError(
-        f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them (160 MB), and"
-        " --data.root names a folder that Debian's package was unpacked to"
-    )
+    raise FusionZooError(f"no stamps in {top}: `fusionzoo data fetch stamps` downloads them")
 
 
 def languages(top: Path) -> set[str]:

@@ -6,19 +6,18 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.lib import format as npy_format
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean
 
+from ..checks import problems
 from .budgets import check_shape
 
 ZIP, HDF5 = (".npz",), (".h5", ".hdf5")
@@ -26,7 +25,6 @@ MAX_LOADED = 2**30  # bytes of a compressed array, which is decompressed whole, 
 NUMBERS, WORDS = "biuf", "US"  # kinds of dtypes
 LOCAL_HEADER = 30  # bytes of the header of a zip member, before its name
 DIMENSIONS = {"vector": 1, "sequence": 2}
-MAX_OPENED = 200  # arrays whose length is compared with a table's cells when it is opened
 PATTERN = (  # file, name of the array, row or rows
     r"^(?P<file>.+?\.(?i:npy|npz|h5|hdf5))(?:::(?P<key>[^\[\]]+))?"
     r"(?:\[(?P<start>[0-9]{1,15})(?:(?P<colon>:)(?P<stop>[0-9]{1,15}))?\])?$"
@@ -37,15 +35,9 @@ _pattern = re.compile(PATTERN)
 def check_npy(
     file: BinaryIO | Any, size: int, name: str
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Check the header of an array of `size` bytes, at the start of an open file.
-
-    Return the array's shape, whether its order is Fortran's, and its type.
-    """
-    start = file.read(4)
-    if start[:2] == b"PK":
-        raise FusionZooError(f"{name} holds several arrays (.npz); a .npy file is expected")
-    if start != npy_format.MAGIC_PREFIX[:4]:
-        raise FusionZooError(f"{name} is no .npy file: numpy.save writes one")
+    """Return shape, Fortran order and type of an array of `size` bytes by its header, checked."""
+    if file.read(4) != npy_format.MAGIC_PREFIX[:4]:
+        raise FusionZooError(f"{name} is no .npy file, which numpy.save writes")
     file.seek(0)
     version = npy_format.read_magic(file)
     # Versions 2 and 3 differ in how names of fields are spelt, and fields are refused below.
@@ -54,26 +46,15 @@ def check_npy(
     )
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
-        raise FusionZooError(
-            f"{name} holds values of type {dtype}, which are never loaded: store numbers, such as"
-            " float32"
-        )
-    if any(length < 0 for length in shape):
-        raise FusionZooError(f"{name} has shape {shape}, which no array can have")
+        raise FusionZooError(f"{name} holds values of type {dtype}, which are never loaded")
     missing = file.tell() + math.prod(shape) * dtype.itemsize - size
     if missing > 0:
-        raise FusionZooError(
-            f"{name} is cut off: its header announces shape {shape} of {dtype}, for which"
-            f" {missing:,} bytes are missing"
-        )
+        raise FusionZooError(f"{name} is cut off: {missing:,} bytes are missing for shape {shape}")
     return shape, fortran_order, dtype
 
 
 def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
-    """Return an array of a file, with `shape`, `dtype` and indexing; `key` is its name in there.
-
-    Without `key` the file must hold a single array.
-    """
+    """Return an array of a file, the only one without `key`, with `shape`, `dtype` and indexing."""
     name = f"{path}::{key}" if key else str(path)
     try:
         stat = path.stat()
@@ -81,12 +62,8 @@ def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
         raise FusionZooError(f"{path} cannot be opened: {error.strerror}") from error
     if not path.is_file():
         raise FusionZooError(f"{path} is no file")
-    try:
+    with problems(f"{name} cannot be read as an array"):
         array = _open(path, key, stat.st_mtime_ns, stat.st_size, os.getpid())
-    except FusionZooError:
-        raise
-    except Exception as error:
-        raise FusionZooError(f"{name} cannot be read as an array: {one_line(error)}") from error
     if array.dtype.kind not in dtypes:
         wanted = "numbers" if dtypes == NUMBERS else "text or numbers"
         raise FusionZooError(f"{name} holds values of type {array.dtype}; expected {wanted}")
@@ -95,15 +72,13 @@ def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
 
 def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in an .npz or HDF5 file; none for .npy."""
-    try:
+    with problems(f"{path} cannot be opened", OSError, ValueError, zipfile.BadZipFile):
         if path.suffix.lower() in ZIP:
             with zipfile.ZipFile(path) as archive:
                 return [name.removesuffix(".npy") for name in archive.namelist()]
         if path.suffix.lower() in HDF5:
             with hdf5().File(path, "r") as file:
                 return _dataset_names(file)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise FusionZooError(f"{path} cannot be opened: {one_line(error)}") from error
     return []
 
 
@@ -190,9 +165,7 @@ def hdf5() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise FusionZooError(
-            "HDF5 files are read by h5py: pip install 'fusionzoo[hdf5]'"
-        ) from error
+        raise FusionZooError("HDF5 needs h5py: pip install 'fusionzoo[hdf5]'") from error
     return h5py
 
 
@@ -280,9 +253,7 @@ class ArrayItem:
         if self.rows is not None:
             start, stop = self.rows if isinstance(self.rows, tuple) else (self.rows, self.rows + 1)
             if not array.shape or stop > array.shape[0] or start >= stop:
-                raise FusionZooError(
-                    f"{self} is out of range: the array has shape {tuple(array.shape)}"
-                )
+                raise FusionZooError(f"{self} is out of range: the shape is {tuple(array.shape)}")
         check_shape(self.shape, str(self))
         part = slice(*self.rows) if isinstance(self.rows, tuple) else self.rows
         value = array[()] if part is None else array[part]
@@ -307,10 +278,7 @@ def find_item(cell: str, root: Path | None = None, rate: int | None = None) -> A
 
 
 def refer(cell: Any, kind: str, root: Path | None, rate: int | None) -> Any:
-    """Return the file or the part of an array that a cell names; of a list each of them.
-
-    Cells that are no text, and lists of numbers, stay as they are.
-    """
+    """Return the file or part of an array in a cell; of a list each; what is no text stays."""
     if isinstance(cell, list) and kind in ("image", "audio"):
         return [refer(item, kind, root, rate) for item in cell]
     if not isinstance(cell, str):
@@ -363,64 +331,3 @@ class NamedArrays:
 
     def __getitem__(self, number: int) -> ArrayItem:
         return ArrayItem(self.path, self.keys[number], rate=self.rate)
-
-
-def check_rows(
-    table: pa.Table, kinds: Mapping[str, str], root: Path, place: Callable[[int], str]
-) -> None:
-    """Raise an error for a cell whose array lacks its rows, or has another shape than the others.
-
-    `kinds` maps the columns to their kinds. At most `MAX_OPENED` arrays are opened; what is wrong
-    with others is found when their cells are read.
-    """
-    for name, kind in kinds.items():
-        if not pa.types.is_string(table[name].type):
-            continue
-        cells = _array_cells(table[name])
-        arrays = cells.group_by(["file", "key", "is_row"]).aggregate([("end", "max")]).to_pylist()
-        first: tuple[str, int] | None = None  # the first array, and the width of its values
-        for array in arrays if len(arrays) <= MAX_OPENED else ():
-            checked = _problem(array, cells, kind, root, first)
-            if isinstance(checked, int):
-                first = first or (array["file"], checked)
-                continue
-            problem, row = checked
-            raise FusionZooError(f"{place(row)}: {name} {table[name][row].as_py()!r} {problem}")
-
-
-def _array_cells(column: pa.ChunkedArray) -> pa.Table:
-    """Return file, key, row of the table and the end of the rows of each cell that names some."""
-    parts = pc.extract_regex(column, PATTERN).combine_chunks()
-    fields = {field.name: parts.field(number) for number, field in enumerate(parts.type)}
-    is_row = pc.equal(fields["colon"], "")
-    last = pc.if_else(is_row, fields["start"], fields["stop"])
-    last = pc.if_else(pc.equal(last, ""), pa.scalar(None, pa.string()), last)
-    end = pc.add(last.cast(pa.int64()), is_row.cast(pa.int64()))
-    rows = pa.array(range(len(column)))
-    columns = {"file": fields["file"], "key": fields["key"], "is_row": is_row}
-    cells = pa.table({**columns, "row": rows, "end": end})
-    return cells.filter(pc.and_(parts.is_valid(), last.is_valid()))
-
-
-def _problem(
-    array: Mapping[str, Any], cells: pa.Table, kind: str, root: Path, first: tuple[str, int] | None
-) -> int | tuple[str, int]:
-    """Return the width of an array's values, or what is wrong with it and a row that says so."""
-    of_array = pc.and_(pc.equal(cells["file"], array["file"]), pc.equal(cells["key"], array["key"]))
-    rows = cells.filter(pc.and_(of_array, pc.equal(cells["is_row"], array["is_row"])))
-    row = rows["row"][0].as_py()
-    try:
-        shape = tuple(open_array(root / array["file"], array["key"]).shape)
-    except FusionZooError as error:
-        return f"cannot be read: {error}", row
-    if array["end_max"] > (shape[0] if shape else 0):
-        outside = rows.filter(pc.greater(rows["end"], shape[0] if shape else 0))
-        return f"is out of range: the array has shape {shape}", outside["row"][0].as_py()
-    if kind not in DIMENSIONS:
-        return 0
-    value_shape = shape[1:] if array["is_row"] else shape
-    if len(value_shape) != DIMENSIONS[kind]:
-        return f"has shape {value_shape}; a {kind} has {DIMENSIONS[kind]} dimension(s)", row
-    if first is not None and first[1] != value_shape[-1]:
-        return f"is {value_shape[-1]} wide, and {first[0]} has values of width {first[1]}", row
-    return int(value_shape[-1])

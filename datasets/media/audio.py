@@ -21,6 +21,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.structures import Audio
 
+from ..checks import problems
 from .arrays import ArrayItem
 from .budgets import BUDGETS, check_budget, file_size
 from .formats import BRANDS, VIDEOS, how_to_convert, is_audio
@@ -110,10 +111,7 @@ def open_handle(source: Path | bytes, repair: Repair | None = None) -> Any:
 
 
 def is_seekable(file: Any) -> bool:
-    """Return whether a part read after `seek` is exact, whatever was read before.
-
-    Lossy formats carry state from one block to the next.
-    """
+    """Return whether a part read after `seek` is exact: lossy formats carry state along."""
     return bool(file.is_seekable)
 
 
@@ -273,10 +271,7 @@ def _are_chunks(file: BinaryIO, layout: ChunkLayout | None, end: int, size: int)
 
 
 def _check_mp3(file: BinaryIO, size: int, name: str) -> Repair | None:
-    """Compare the bytes that the first frame of an MP3 may announce with the file.
-
-    The audio library would warn on stderr, without the file's name, where more than 1 % differ.
-    """
+    """Compare the bytes that an MP3 may announce, of which the audio library would warn unnamed."""
     file.seek(0)
     tag = file.read(10)  # of ID3: its length is stored in 7 bits of each byte
     shifted = zip(tag[6:], (21, 14, 7, 0), strict=False)
@@ -350,10 +345,7 @@ def _crc(data: bytes, polynomial: int) -> int:
 
 
 def _missing_in_ogg(file: BinaryIO, size: int) -> int:
-    """Compare the length of the last page with the end of the file.
-
-    The flag of the last page is no test: some programs never set it.
-    """
+    """Compare the length of the last page (not all programs flag it) with the end of the file."""
     start = max(0, size - 2 * PAGE)
     file.seek(start)
     tail = file.read()
@@ -387,10 +379,7 @@ class Segment:
         """Return start and end of the part, in a recording of that length."""
         if self.start >= seconds > 0 or (self.end or 0) > seconds + SLACK:
             edge, time = ("starts", self.start) if self.start >= seconds else ("ends", self.end)
-            raise FusionZooError(
-                f"the segment {edge} at {time:g} s, but {name} is {seconds:.6g} s long (segments"
-                " are in seconds)"
-            )
+            raise FusionZooError(f"the segment {edge} at {time:g} s, {name} is {seconds:.6g} s")
         return self.start, seconds if self.end is None else min(self.end, seconds)
 
     def samples(self, total: int, rate: int, name: str) -> tuple[int, int]:
@@ -484,19 +473,19 @@ class AudioFile:
         count = min(count, self.frames - start)
         handle = take_handle(self.source)
         if handle is None:
-            _size(self.source, _name(self.source))
+            _size(self.source, name_of(self.source))
         with _open(self.source, self.repair, handle) as file:
             _go_to(file, self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
             announced = self.offset + self.frames
-            raise _damaged(_name(self.source), announced, self.offset + start + len(samples))
-        return torch.from_numpy(checked_samples(samples, _name(self.source)))
+            raise _damaged(name_of(self.source), announced, self.offset + start + len(samples))
+        return torch.from_numpy(checked_samples(samples, name_of(self.source)))
 
     @property
     def samples(self) -> Tensor:
         """The whole clip, float32 (frames,)."""
-        check_budget("samples", self.frames, _name(self.source))
+        check_budget("samples", self.frames, name_of(self.source))
         return self.read(0, self.frames)
 
 
@@ -514,15 +503,13 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         first, count = part.samples(clip.frames, clip.rate, "the clip")
         return Audio(clip.samples[first : first + count], clip.rate)
     if hasattr(source, "frames") and hasattr(source, "read"):  # a clip in a file, or in a video
-        first, count = part.samples(source.frames, source.rate, _name(source.source))
+        first, count = part.samples(source.frames, source.rate, name_of(source.source))
         clip_in_file: Any = source
         return replace(clip_in_file, frames=count, offset=source.offset + first)
     if not isinstance(source, str | Path | bytes):
-        raise FusionZooError(
-            f"a {type(source).__name__} is not audio: give a path, bytes or (samples, rate)"
-        )
+        raise FusionZooError(f"a {type(source).__name__} is not audio")
     source = Path(source) if isinstance(source, str) else source
-    name = _name(source)
+    name = name_of(source)
     repair = check_length(source, name)
     with _open(source, repair) as file:
         rate, frames = file.samplerate, file.frames
@@ -545,27 +532,20 @@ def decode_audio(source: Any) -> Audio | AudioFile:
 
 
 def _damaged(name: str, announced: int, readable: int) -> FusionZooError:
-    return FusionZooError(
-        f"{name} is damaged: its header announces {announced} samples, and none can be read after"
-        f" {readable}"
-    )
+    return FusionZooError(f"{name} is damaged: {readable} of {announced} samples can be read")
 
 
 def _check_whole(missing: int, name: str) -> None:
     if missing:
-        raise FusionZooError(
-            f"{name} is cut off: its header announces {missing:,} bytes more than the file holds"
-        )
+        raise FusionZooError(f"{name} is cut off: its header announces {missing:,} bytes more")
 
 
 def _from_array(samples: Any, rate: Any) -> Audio:
     if isinstance(samples, Tensor):
         samples = samples.detach().cpu()
         samples = samples.float() if samples.is_floating_point() else samples
-    try:
+    with problems("samples that are not numbers", TypeError, ValueError):
         wave = np.asarray(samples)
-    except (TypeError, ValueError) as error:
-        raise FusionZooError(f"samples that are not numbers: {one_line(error)}") from error
     if wave.ndim != 1:
         raise FusionZooError(f"a clip of shape {wave.shape}; expected mono, (n,)")
     if wave.dtype.kind in "iu":
@@ -583,10 +563,7 @@ def _from_array(samples: Any, rate: Any) -> Audio:
 def _scaled(wave: np.ndarray) -> np.ndarray:
     """Scale integers to [-1, 1) by the full range of their type."""
     if wave.dtype.itemsize == 8:
-        raise FusionZooError(
-            f"samples of type {wave.dtype}, whose full scale is unknown: give them as int16 or"
-            " int32, as they were recorded, or as floats in [-1, 1]"
-        )
+        raise FusionZooError(f"samples of {wave.dtype}: give int16, int32 or floats")
     full = 2.0 ** (8 * wave.dtype.itemsize - 1)
     middle = full if wave.dtype.kind == "u" else 0.0
     return (wave.astype(np.float64) - middle) / full
@@ -598,10 +575,7 @@ def checked_samples(samples: np.ndarray, name: str) -> np.ndarray:
     if not np.isfinite(peak):
         raise FusionZooError(f"{name} contains samples that are not finite")
     if peak > MAX_PEAK:
-        raise FusionZooError(
-            f"{name} peaks at {peak:.5g}, and floats are in [-1, 1]: divide by the full scale"
-            " (32768 for 16 bits), or give the integers as they are"
-        )
+        raise FusionZooError(f"{name} peaks at {peak:.5g}: divide by the full scale")
     return samples
 
 
@@ -663,13 +637,10 @@ def _size(source: Path | bytes, name: str) -> int:
 
 @contextmanager
 def _open(source: Path | bytes, repair: Repair | None = None, opened: Any = None) -> Iterator[Any]:
-    """Open a clip, unless `opened` is its handle; an error of the audio library names the file.
-
-    It is closed after use unless `keep_handle` was called.
-    """
+    """Open a clip, unless `opened` is its handle; it is closed after use but for `keep_handle`."""
     import soundfile
 
-    name = _name(source)
+    name = name_of(source)
     file = opened
     try:
         file = open_handle(source, repair) if opened is None else opened
@@ -683,7 +654,7 @@ def _open(source: Path | bytes, repair: Repair | None = None, opened: Any = None
             file.close()
 
 
-def _name(source: Path | bytes) -> str:
+def name_of(source: Path | bytes) -> str:
     return "<bytes>" if isinstance(source, bytes) else str(source)
 
 
@@ -694,4 +665,4 @@ def _conversion_hint(source: Path | bytes) -> str:
     else:
         with source.open("rb") as file:
             start = file.read(32)
-    return "" if is_audio(start) else how_to_convert("audio", _name(source), start)
+    return "" if is_audio(start) else how_to_convert("audio", name_of(source), start)

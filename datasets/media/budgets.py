@@ -95,10 +95,7 @@ def check_expansion(name: str, size: int, needed: int) -> None:
 
 
 def file_size(path: str | Path, budget: str) -> int:
-    """Return the bytes of a regular file within its budget.
-
-    A pipe or a device is refused, as reading it might never end.
-    """
+    """Return the bytes of a regular file within its budget; reading a pipe might never end."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:

@@ -29,6 +29,7 @@ from fusionzoo.cells import read_cells
 from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.targets import decimal_hint
 
+from ..checks import problems
 from .arrays import HDF5, ZIP, ArrayItem, find_item
 from .audio import Segment, decode_audio, is_video
 from .budgets import check_budget, check_image, check_shape, file_size
@@ -123,10 +124,7 @@ def render(data: bytes, path: str) -> bytes:
 
 
 def _too_costly(path: str, limit: str) -> FusionZooError:
-    return FusionZooError(
-        f"{path} takes more than {limit} to render: simplify it (huge patterns, masks or filter"
-        " regions), or store it as a PNG"
-    )
+    return FusionZooError(f"{path} takes more than {limit} to render: store it as a PNG")
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -200,15 +198,10 @@ def _exif_orientation(exif: bytes) -> int | None:
 
 
 def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
-    """Return float32 of `ndim` dimensions, from a list, an array or a tensor.
-
-    `name` stands for it in messages.
-    """
-    name = name or (str(source) if isinstance(source, str | Path) else f"a {type(source).__name__}")
+    """Return float32 of `ndim` dimensions, from a list or array that messages call `name`."""
     if isinstance(source, str | Path):
-        raise FusionZooError(
-            f"{name} is no file of arrays: {', '.join(ARRAY_FILES)} such as feats.npy[17]"
-        )
+        raise FusionZooError(f"{source} is no file of arrays: {', '.join(ARRAY_FILES)}")
+    name = name or f"a {type(source).__name__}"
     if isinstance(source, np.ndarray | Tensor):
         check_shape(source.shape, name)
     try:
@@ -257,9 +250,7 @@ def _decode_item(kind: str, part: Segment) -> Any:
     if kind in ("vector", "sequence"):
         return decode_array(array, 1 if kind == "vector" else 2, str(item))
     if kind == "audio" and item.rate is None:
-        raise FusionZooError(
-            f"{item}: samples in an array have no rate: --data.sample_rate 16000 (Hz)"
-        )
+        raise FusionZooError(f"{item}: samples have no rate: --data.sample_rate 16000 (Hz)")
     try:
         if kind == "audio":
             return decode_audio(replace(part, source=(array, item.rate)))
@@ -297,10 +288,7 @@ def decode_image(source: Any) -> Tensor:
 
 @contextmanager
 def _pillow_warnings_named(path: str) -> Iterator[None]:
-    """Name the file in Pillow's warnings, in a worker process of a loader.
-
-    Elsewhere other threads warn, too, and Python would forget which warnings it has shown.
-    """
+    """Name the file in Pillow's warnings in a loader's worker; elsewhere threads warn, too."""
     if get_worker_info() is None:
         yield
         return
@@ -319,10 +307,7 @@ def _pillow_warnings_named(path: str) -> Iterator[None]:
 
 @contextmanager
 def _stderr_named(path: str) -> Iterator[None]:
-    """Name the file in the first line that libjpeg or libtiff write to the process's stderr.
-
-    On Linux, in a worker process of a loader: elsewhere other threads write to it, too.
-    """
+    """Name the file in libjpeg's and libtiff's line on stderr, in a loader's worker on Linux."""
     if get_worker_info() is None or not hasattr(os, "memfd_create"):
         yield
         return
@@ -345,22 +330,14 @@ def _memory_file(process: int) -> int:
     return os.memfd_create("stderr")
 
 
-@cache
-def _torchvision_decoder() -> Callable[..., Tensor]:
-    """Return the operator behind `torchvision.io.decode_image`, which itself takes 10 us more."""
-    from torchvision.io import ImageReadMode
-
-    return partial(torch.ops.image.decode_jpeg, mode=ImageReadMode.RGB.value)
-
-
 def _decode_jpeg(data: bytes, path: str) -> Tensor:
     """Decode by torchvision: exactly like Pillow, and faster. It misses some orientations."""
+    from torchvision.io import ImageReadMode
+
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    try:
-        with _stderr_named(path):
-            return _torchvision_decoder()(buffer)
-    except RuntimeError as error:
-        raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    decode: Any = torch.ops.image.decode_jpeg  # `torchvision.io.decode_jpeg` warns at each call
+    with problems(f"{path} cannot be read as an image", RuntimeError), _stderr_named(path):
+        return decode(buffer, mode=ImageReadMode.RGB.value)
 
 
 def _check_png(data: bytes, path: str) -> None:
@@ -393,43 +370,29 @@ def _open(source: Any, path: str) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     if not isinstance(source, bytes | Image.Image):
-        raise FusionZooError(
-            f"a {type(source).__name__} is not an image:"
-            " give a path, bytes, a PIL image or an array"
-        )
+        raise FusionZooError(f"a {type(source).__name__} is not an image")
     is_file = isinstance(source, bytes)
     contents = source if isinstance(source, bytes) else b""
-    try:
-        image: Any = Image.open(io.BytesIO(contents), formats=FORMATS) if is_file else source
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        check_budget("pixels", float("inf"), path, one_line(error).partition(",")[0])
-        raise
-    except UnidentifiedImageError as error:
-        if contents.startswith(PNG):
-            _check_png(contents, path)
-        hint = how_to_convert("image", path, contents[:32])
-        raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    with problems(f"{path} cannot be read as an image"):
+        try:
+            image: Any = Image.open(io.BytesIO(contents), formats=FORMATS) if is_file else source
+        except UnidentifiedImageError as error:
+            hint = how_to_convert("image", path, contents[:32])
+            raise FusionZooError(f"{path} cannot be read as an image{hint}") from error
     check_image(image.width, image.height, path)
     if contents.startswith(PNG):
         _check_png(contents, path)
     tags = getattr(image, "tag_v2", {})
     if tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED and tags.get(BITS, (1,))[0] == 8:
-        raise FusionZooError(
-            f"{path} has signed values of 8 bits, which would be read as unsigned: add 128, and"
-            " store it as unsigned"
-        )
+        raise FusionZooError(f"{path} has signed values of 8 bits: store unsigned ones")
     return image
 
 
 def _load(image: Any, path: str) -> Tensor:
     """Decode an image to RGB and apply its EXIF orientation."""
-    try:
-        with _stderr_named(path) if image.format == "TIFF" else nullcontext():
-            image.load()
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read as an image: {one_line(error)}") from error
+    named = _stderr_named(path) if image.format == "TIFF" else nullcontext()
+    with problems(f"{path} cannot be read as an image"), named:
+        image.load()
     return _turned(_to_rgb(image, path), _orientation(image, path))
 
 
@@ -505,9 +468,7 @@ def _image_from_array(array: Tensor) -> Tensor:
         return array
     if array.ndim == 3 and array.shape[-1] == 3:
         return array.permute(2, 0, 1).contiguous()
-    raise FusionZooError(
-        f"an array of shape {tuple(array.shape)} is not an image: (H, W[, 3]), (3, H, W)"
-    )
+    raise FusionZooError(f"an array of shape {tuple(array.shape)} is not an image, (H, W, 3)")
 
 
 def decode_text(source: Any) -> str:
@@ -515,18 +476,13 @@ def decode_text(source: Any) -> str:
     name = "the text"
     if isinstance(source, Path):
         name, data = _read(source, "text file")
-        try:
+        with problems(f"{name} is not UTF-8 text", UnicodeDecodeError):
             source = data.decode("utf-8-sig").strip()
-        except UnicodeDecodeError as error:
-            raise FusionZooError(f"{name} is not UTF-8 text: {error}; save it so") from error
     if not isinstance(source, str):
         raise FusionZooError(f"a {type(source).__name__} is not text")
     check_budget("characters", len(source), name)
-    if not source.isascii():
-        try:
-            source.encode()
-        except UnicodeEncodeError as error:  # halves of characters, which no tokenizer takes
-            raise FusionZooError(f"{name} is not Unicode: {one_line(error)}") from error
+    with problems(f"{name} is not Unicode", UnicodeEncodeError):
+        source.encode()  # fails for halves of characters, which no tokenizer takes
     return source
 
 
@@ -536,11 +492,8 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
         check_budget(budget, len(source), "<bytes>")
         return "<bytes>", source
     file_size(source, budget)
-    try:
-        with open(source, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise FusionZooError(f"{source} cannot be opened: {error.strerror}") from error
+    with problems(f"{source} cannot be opened", OSError), open(source, "rb") as file:
+        data = file.read()
     if not data:
         raise FusionZooError(f"{source} is empty")
     return str(source), data
@@ -568,8 +521,5 @@ def media_value(value: Any, root: Path | None) -> Any:
     if value.get("array") is not None and "sampling_rate" in value:
         return np.asarray(value["array"]), value["sampling_rate"]
     if value and not {"bytes", "path"} & set(value):
-        raise FusionZooError(
-            f"a mapping of {', '.join(map(str, value))} is no value: expected bytes and path, or"
-            " array and sampling_rate"
-        )
+        raise FusionZooError(f"a mapping of {', '.join(map(str, value))} is no value")
     return None

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusionzoo.errors import FusionZooError
-
+from ..checks import problems
 from .decode import decode
 
 
@@ -18,10 +17,8 @@ def media_bytes(kind: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, Path):
-        try:
+        with problems(f"{value} cannot be opened", OSError):
             return value.read_bytes()
-        except OSError as error:
-            raise FusionZooError(f"{value} cannot be opened: {error.strerror}") from error
     buffer = io.BytesIO()
     if kind == "image":
         from PIL import Image

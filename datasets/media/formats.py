@@ -63,10 +63,7 @@ def is_audio(data: bytes) -> bool:
 
 
 def how_to_convert(kind: str, name: str, data: bytes) -> str:
-    """Return ` (it is HEIC): fusionzoo reads ...; convert it: ffmpeg ...` for an unreadable file.
-
-    `name` is a path or `<bytes>`, `data` the first bytes.
-    """
+    """Return ` (it is HEIC): fusionzoo reads ...; convert it: ffmpeg ...` by first bytes."""
     known = format_of(data)
     path = PurePath(name)
     source = name if path.suffix else "input"

@@ -15,10 +15,7 @@ T = TypeVar("T")
 
 
 def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
-    """Decode each item of a list; a list of a single item gives the item itself.
-
-    An item that is a video gives several images.
-    """
+    """Decode each item of a list, videos as several images; a single item gives the item itself."""
     decoded: list[Any] = []
     for item in each_item(values, decode_one):
         decoded += item if isinstance(item, list) else [item]

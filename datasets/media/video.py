@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio
 
-from .audio import MAX_READ_AT_ONCE, Segment, checked_samples, container_of
+from ..checks import problems
+from .audio import MAX_READ_AT_ONCE, Segment, checked_samples, container_of, name_of
 from .budgets import check_budget, check_image, file_size
 
 JUMP = 5.0  # s; what lies nearer is decoded through, what lies farther is sought
@@ -38,15 +39,15 @@ class Soundtrack:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
         with _open(self.source) as container:
-            stream = _stream(container, "audio", _name(self.source))
+            stream = _stream(container, "audio", name_of(self.source))
             samples = _read_audio(container, stream, self.offset + start, count)
-        _check_end(_name(self.source), count - len(samples), self.rate)
-        return torch.from_numpy(checked_samples(samples, _name(self.source)))
+        _check_end(name_of(self.source), count - len(samples), self.rate)
+        return torch.from_numpy(checked_samples(samples, name_of(self.source)))
 
     @property
     def samples(self) -> Tensor:
         """All of it, float32 (frames,)."""
-        check_budget("samples", self.frames, _name(self.source))
+        check_budget("samples", self.frames, name_of(self.source))
         return self.read(0, self.frames)
 
 
@@ -61,7 +62,7 @@ def decode_video(kind: str, value: Any) -> Any:
 
 def read_frames(part: Segment) -> list[Tensor]:
     """Return the frames in the middles of equal parts of a video; of a short one, all of them."""
-    name = _name(part.source)
+    name = name_of(part.source)
     with _open(part.source) as container:
         stream = _stream(container, "video", name)
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -75,7 +76,7 @@ def read_frames(part: Segment) -> list[Tensor]:
 
 def read_soundtrack(part: Segment) -> Audio | Soundtrack:
     """Return a video's audio, its channels averaged; that of a long one is returned unread."""
-    name = _name(part.source)
+    name = name_of(part.source)
     with _open(part.source) as container:
         stream = _stream(container, "audio", name)
         rate = int(stream.codec_context.sample_rate)
@@ -168,10 +169,7 @@ def _tensor(frame: Any, name: str) -> Tensor:
 def _check_end(name: str, missing: float, rate: int) -> None:
     """Raise an error if more than `MOST_MISSING` seconds could not be read; in units of `rate`."""
     if missing > MOST_MISSING * rate:
-        raise FusionZooError(
-            f"{name} is damaged or cut off: {missing / rate:.3g} s that its header announces cannot"
-            " be read"
-        )
+        raise FusionZooError(f"{name} is damaged or cut off: {missing / rate:.3g} s cannot be read")
 
 
 def _seconds(container: Any, stream: Any, name: str) -> float:
@@ -207,13 +205,11 @@ def _is_cover(stream: Any) -> bool:
 @contextmanager
 def _open(source: Any) -> Iterator[Any]:
     """Open a video as the container that its first bytes tell; errors name the file."""
-    name, source = _name(source), _source(source)
+    name, source = name_of(source), _source(source)
     try:
         import av
     except ImportError as error:
-        raise FusionZooError(
-            f"{name} is a video, which needs PyAV: pip install 'fusionzoo[video]'"
-        ) from error
+        raise FusionZooError(f"{name} needs PyAV: pip install 'fusionzoo[video]'") from error
     if isinstance(source, bytes):
         check_budget("video file", len(source), name)
         head = source[:16]
@@ -225,16 +221,13 @@ def _open(source: Any) -> Iterator[Any]:
     kind = container_of(head)
     if not kind:
         raise FusionZooError(f"{name} is no video that is read (MP4, MOV, MKV, WEBM, AVI, MPEG)")
-    try:
-        with av.open(file, format=kind, metadata_errors="replace") as container:
-            yield container
-    except (av.FFmpegError, UnicodeDecodeError, OverflowError) as error:
-        raise FusionZooError(f"{name} cannot be read as a video: {one_line(error)}") from error
+    damages = (av.FFmpegError, UnicodeDecodeError, OverflowError)
+    with (
+        problems(f"{name} cannot be read as a video", *damages),
+        av.open(file, format=kind, metadata_errors="replace") as container,
+    ):
+        yield container
 
 
 def _source(source: Any) -> Path | bytes:
     return source if isinstance(source, bytes) else Path(source)
-
-
-def _name(source: Any) -> str:
-    return "<bytes>" if isinstance(source, bytes) else str(source)

@@ -15,11 +15,11 @@ import pyarrow as pa
 from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
+from ..checks import list_names
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit
 from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of
 from ..sources.table_files import sheet_names
-from ..tables.arrow import list_names
 from ..tables.provenance import Loaded
 from ..tables.table import ROLES, word_list
 from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_words, resolve_name
@@ -42,11 +42,7 @@ DATE_WORDS = {
 
 
 def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
-    """Return settings that read a table as the model's training table, which `stored` describes.
-
-    Which columns are read, unless the user names them, and which are absent is said once: these
-    are added, empty.
-    """
+    """Return settings that read a table as the one in `stored`; absent columns are added, empty."""
     chosen = resolve_name(settings)
     if chosen["name"] != TABLE or stored.get("name") != TABLE:
         return Completed(settings=chosen)
@@ -232,9 +228,8 @@ def refuse_without_weights(done: Completed) -> None:
     names = done.table.column_names
     if fold(name) not in {fold(x) for x in names}:
         raise FusionZooError(
-            f"{done.source} has no column {name!r}{near_column(name, names)}, by which the model's"
-            " training was weighted: --data.weight_column names another, or none for rows that all"
-            " count alike"
+            f"{done.source} has no column {name!r}{near_column(name, names)}, by which training"
+            " was weighted: --data.weight_column names another, or none"
         )
 
 

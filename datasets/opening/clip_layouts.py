@@ -9,6 +9,7 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError
 
+from ..checks import check_name
 from ..sources.pickle_files import plain, read_pickle
 from .layout_files import (
     AUDIO,
@@ -17,6 +18,7 @@ from .layout_files import (
     LayoutTable,
     Row,
     cells_of,
+    check_cells,
     extracted,
     first_of,
     lines_of,
@@ -48,10 +50,7 @@ def crema_d(top: Path) -> LayoutTable:
     for path in sorted((top / "AudioWAV").glob("*.wav")):
         parts = path.stem.split("_")
         if len(parts) != 4 or parts[2] not in EMOTIONS:
-            raise FusionZooError(
-                f"{path}: expected actor_sentence_emotion_level.wav, with an emotion of"
-                f" {', '.join(EMOTIONS)}"
-            )
+            raise FusionZooError(f"{path}: expected actor_sentence_emotion_level.wav")
         row: Row = {"id": path.stem, "audio": f"AudioWAV/{path.name}", "group": parts[0]}
         row |= {"target": EMOTIONS[parts[2]], "sentence": parts[1], "level": parts[3]}
         rows.append({**row, "image": middle_frame(top, ("Image-01-FPS", "frames"), path.stem)})
@@ -71,10 +70,7 @@ def ave(top: Path) -> LayoutTable:
         path = first_of(top, (f"{split}Set.txt",))
         for number, line in lines_of(path):
             parts = line.split("&")
-            if len(parts) != 5:
-                raise FusionZooError(
-                    f"{path}, row {number}: expected category&video&quality&start&end"
-                )
+            check_cells(path, number, parts, "category&video&quality&start&end", "&")
             row = {"id": f"{parts[1]} {parts[3]}", "group": parts[1], "split": split}
             row |= {"target": parts[0], "quality": parts[2]}
             row |= {"event_start": parts[3], "event_end": parts[4]}
@@ -86,9 +82,9 @@ def vggsound(top: Path) -> LayoutTable:
     """VGGSound: `vggsound.csv` of id, start, label, split; `audio/<id>_<start>.wav`, `frames/`."""
     path = first_of(top, ("vggsound.csv",))
     rows: list[Row] = []
-    for number, cells in cells_of(path):
-        if len(cells) != 4 or not cells[1].strip().isdigit():
-            raise FusionZooError(f"{path}, row {number}: expected id,start,label,train or test")
+    for number, cells in cells_of(path, "id,start,label,split"):
+        if not cells[1].strip().isdigit():
+            raise FusionZooError(f"{path}, row {number}: the start {cells[1]!r} is no number")
         stem = f"{cells[0]}_{int(cells[1]):06d}"
         row = {"id": stem, "group": cells[0], "youtube_start": cells[1].strip(), "target": cells[2]}
         rows.append({**row, "split": cells[3].strip(), **extracted(top, stem)})
@@ -106,9 +102,7 @@ def kinetics_sounds(top: Path) -> LayoutTable:
     for split in ("train", "test"):
         name = f"my_{split}.txt"
         path = first_of(top, (name, f"data/KineticSound/{name}"))
-        for number, cells in cells_of(path):
-            if len(cells) != 3 or not cells[2].strip().isdigit():
-                raise FusionZooError(f"{path}, row {number}: expected clip,seconds,class")
+        for _, cells in cells_of(path, "clip,seconds,class"):
             stem = cells[0].strip()
             row = {"id": stem, "group": stem[:YOUTUBE_ID], "target": cells[2].strip()}
             files = extracted(top, stem, audio=(*AUDIO, f"{split}/{stem}"), frames=(*FRAMES, split))
@@ -117,16 +111,12 @@ def kinetics_sounds(top: Path) -> LayoutTable:
 
 
 def label_csv(top: Path) -> LayoutTable:
-    """CH-SIMS and CMU-MOSEI as MMSA has them: `label.csv` and `Raw/<video>/<clip>.mp4`.
-
-    Audio and frames that MMSA's script extracted are in `Processed/`.
-    """
+    """CH-SIMS and CMU-MOSEI as in MMSA: `label.csv`, `Raw/<video>/<clip>.mp4`, `Processed/`."""
     path = first_of(top, ("label.csv",))
     named = ("video_id", "clip_id", "text", "label", "annotation", "mode")
     rows: list[Row] = []
     for number, line in records_of(path, named):
-        if line["mode"] not in SPLITS:
-            raise FusionZooError(f"{path}, row {number}: mode {line['mode']!r} is no split")
+        check_name(line["mode"], SPLITS, f"{path}, row {number}: {line['mode']!r} is no split")
         stem = f"{line['video_id']}/{line['clip_id']}"
         row: Row = {"id": stem, "group": line["video_id"], "split": SPLITS[line["mode"]]}
         row |= {"text": line["text"].strip() or None, "target": line["label"]}
@@ -169,11 +159,9 @@ def ur_funny(top: Path) -> LayoutTable:
     paths = {name: first_of(top, (f"{name}.pkl",)) for name in names}
     parts = {name: read_pickle(path) for name, path in paths.items()}
     for name, part in parts.items():
-        keys = ("train", "dev", "test") if name == "data_folds" else ()
-        if not isinstance(part, dict) or not {*keys} <= set(part):
-            raise FusionZooError(
-                f"{paths[name]} holds no dict{' of ' * bool(keys)}{', '.join(keys)}"
-            )
+        keys = {"train", "dev", "test"} if name == "data_folds" else set()
+        if not isinstance(part, dict) or not keys <= set(part):
+            raise FusionZooError(f"{paths[name]} holds no dict, or not the splits as its keys")
     folds, language, labels = parts.values()
     rows: list[Row] = []
     for split in ("train", "dev", "test"):

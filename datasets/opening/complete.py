@@ -1,8 +1,4 @@
-"""Complete the settings of one's own table: what its columns hold, and what the targets are.
-
-`--target y` is enough: every other column is read as what it holds. The result is explicit
-settings, which a run's config.yaml and a model folder store.
-"""
+"""Complete the settings of one's own table: what its columns hold, and what the targets are."""
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
 from fusionzoo.console import print_table
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
+from ..checks import check_name, list_names
 from ..media.arrays import DIMENSIONS, find_item
 from ..sources.array_files import is_view_folder
 from ..sources.cell_kinds import (
@@ -49,7 +46,7 @@ from ..sources.infer import (
 )
 from ..sources.table_files import is_workbook, sheet_names
 from ..sources.table_settings import TableSettings
-from ..tables.arrow import ArrowColumn, is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list
 from ..tables.provenance import Loaded
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
 from .load import load_table
@@ -166,10 +163,7 @@ def complete(
             return _with_own_target(chosen)
         return Completed(settings=chosen)
     if chosen["name"] != TABLE:
-        raise FusionZooError(
-            f"--target {target}: the data set {chosen['name']!r} has its own target; --target is"
-            " for a table of one's own"
-        )
+        raise FusionZooError(f"--target {target}: {chosen['name']!r} has its own target")
     loaded = _load_with(chosen, target)
     names = _targets(target, loaded)
     columns = dict(chosen.get("columns") or {})
@@ -181,10 +175,7 @@ def complete(
     if len(names) == 1 and not known and is_whole:
         columns["target"] = names[0]  # of others labels may be missing
     elif not infer_kinds:
-        raise FusionZooError(
-            f"--objective is about one target: give each of {', '.join(names)} its own,"
-            f" --targets.{names[0]} regression"
-        )
+        raise FusionZooError(f"--objective needs one target: --targets.{names[0]} regression")
     chosen["columns"] = columns
     done = Completed(settings=chosen, loaded=loaded)
     inferred = [name for name in names if name not in known]
@@ -235,8 +226,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
     if len(names) < 2:
         raise refused
     raise FusionZooError(
-        f"{root}: no sheet of {', '.join(names)} has the columns of --target {target}"
-        f" (--data.sheet names one): {refused}"
+        f"{root}: no sheet of {', '.join(names)} has the columns of --target: {refused}"
     )
 
 
@@ -269,11 +259,8 @@ def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
     spelled = {fold(name): name for name in loaded.table.column_names}
     for word in words:
         if fold(word) not in spelled:
-            raise FusionZooError(
-                f"{loaded.source} has no column {word!r} for {flag}."
-                f"{did_you_mean(word, spelled.values())}"
-                f" Its columns: {list_names(loaded.table.column_names)}"
-            )
+            problem = f"{loaded.source} has no column {word!r} for {flag}"
+            check_name(word, loaded.table.column_names, problem)
     return [spelled[fold(word)] for word in words]
 
 
@@ -321,10 +308,7 @@ def _check_labels(name: str, done: Completed) -> None:
     if not counts:
         raise FusionZooError(f"{done.source}: the target {name!r} is empty in all rows")
     if len(counts) == 1:
-        raise FusionZooError(
-            f"{done.source}: the target {name!r} is {next(iter(counts))!r} in all rows that"
-            " have one, so there is nothing to learn"
-        )
+        raise FusionZooError(f"{done.source}: the target {name!r} has a single value")
     num_rows = counts.total()
     is_class = done.target_kinds.get(name) == "classification"
     if is_class and num_rows >= MANY and len(counts) > num_rows / 2:
@@ -349,11 +333,8 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     known = {*map(fold, table.column_names), *map(fold, chosen["columns"])}
     for name in kinds if "join" not in chosen else ():
         if name not in known:
-            raise FusionZooError(
-                f"{done.source} has no column {name!r} for --data.kinds."
-                f"{did_you_mean(name, table.column_names)}"
-                f" Its columns: {list_names(table.column_names)}"
-            )
+            problem = f"{done.source} has no column {name!r} for --data.kinds"
+            check_name(name, table.column_names, problem)
     free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
     findings = [
         find_column(name, table[name], missing_words(chosen, done.loaded))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import check_name, problems
 from ..media.formats import CLIPS, IMAGES
 
 Row = dict[str, Any]
@@ -28,32 +29,36 @@ def first_of(top: Path, names: Sequence[str]) -> Path:
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not empty, with their numbers."""
-    try:
+    with problems(f"{path} cannot be read", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             yield number, line.strip()
 
 
-def cells_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file without a header, with their numbers."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, cells in enumerate(csv.reader(file), start=1):
-                if any(cells):
-                    yield number, cells
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
+def cells_of(path: Path, expected: str = "") -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file without a header, with their numbers; `expected` names their
+    cells, `id,start,label`."""
+    with (
+        problems(f"{path} cannot be read", OSError, UnicodeDecodeError, csv.Error),
+        path.open(encoding="utf-8-sig", newline="") as file,
+    ):
+        for number, cells in enumerate(csv.reader(file), start=1):
+            if any(cells):
+                check_cells(path, number, cells, expected)
+                yield number, cells
+
+
+def check_cells(path: Path, row: int, cells: Sequence[str], expected: str, mark: str = ",") -> None:
+    """Raise an error for a row with another number of cells than the words of `expected`."""
+    if expected and len(cells) != expected.count(mark) + 1:
+        raise FusionZooError(f"{path}, row {row}: expected {expected}, found {len(cells)} cells")
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
     """Return what JSON text holds, which must be an object; `where` names it in messages."""
-    try:
+    with problems(f"{where} is no JSON", ValueError):
         value = json.loads(text)
-    except ValueError as error:
-        raise FusionZooError(f"{where} is no JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise FusionZooError(f"{where} is no JSON object")
     return value
@@ -63,16 +68,10 @@ def records_of(path: Path, names: Sequence[str]) -> Iterator[tuple[int, dict[str
     """Yield the rows of a CSV file by its header, which has at least these names."""
     rows = cells_of(path)
     _, header = next(rows, (0, []))
-    absent = [name for name in names if name not in header]
-    if absent:
-        raise FusionZooError(
-            f"{path} has no column {absent[0]!r}; its header: {', '.join(header) or 'none'}"
-        )
+    for name in names:
+        check_name(name, header, f"{path} has no column {name!r}")
     for number, cells in rows:
-        if len(cells) != len(header):
-            raise FusionZooError(
-                f"{path}, row {number}: {len(cells)} cells, but {len(header)} columns"
-            )
+        check_cells(path, number, cells, ",".join(header))
         yield number, dict(zip(header, cells, strict=True))
 
 
@@ -98,10 +97,7 @@ def extracted(
     frames: Sequence[str] = FRAMES,
     video: str = "",
 ) -> dict[str, str | None]:
-    """Return the audio and the frame that were extracted from a video, from these folders.
-
-    What nobody extracted is read from the file `video`, if it exists; else it is None.
-    """
+    """Return the audio and the frame extracted from a video, else the file `video`, else None."""
     clips = (f"{folder}/{stem}{suffix}" for folder in audio for suffix in sorted(CLIPS))
     clip = next((name for name in clips if (top / name).is_file()), None)
     whole = video if video and (top / video).is_file() else None
@@ -121,16 +117,10 @@ class LayoutTable:
 def with_files(
     rows: list[Row], top: Path, advice: str, *, texts: Sequence[str] = ("text",)
 ) -> LayoutTable:
-    """Return the rows of which there is a clip, a picture or a text; many videos are offline.
-
-    `texts` names the texts that a row without its files is kept for. A data set without any of its
-    files is an error that ends in `advice`.
-    """
+    """Return the rows with a clip, a picture or a text (`texts`); without any file, an error."""
     missing = [row["id"] for row in rows if not (row.get("audio") or row.get("image"))]
     if len(missing) == len(rows):
-        raise FusionZooError(
-            f"{top} has none of the files of the {len(rows):,} rows listed: {advice}"
-        )
+        raise FusionZooError(f"{top} has no files of its {len(rows):,} rows: {advice}")
     kept = [row for row in rows if any(row.get(key) for key in ("audio", "image", *texts))]
     return LayoutTable(rows=kept, missing=missing)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..checks import check_name
 from ..paired import PairedDataset
 from ..sources.table_settings import TableSettings
 from ..tables.provenance import MAX_LISTED, Loaded, Provenance
@@ -103,11 +104,7 @@ def open_layout(
         targets: label columns and what they hold, `{"level": "classification"}`; train.py sets it
         allow_outside: whether paths may leave the folder, links resolved
     """
-    if layout not in LAYOUTS:
-        raise FusionZooError(
-            f"--data.layout {layout!r} is unknown.{did_you_mean(layout, LAYOUTS)} Layouts:"
-            f" {', '.join(LAYOUTS)}"
-        )
+    check_name(layout, LAYOUTS, f"--data.layout {layout!r} is unknown")
     top = Path(root).expanduser()
     if not root or not top.is_dir():
         raise FusionZooError(f"no folder {root!r}: --data.root names it")
@@ -139,10 +136,7 @@ def open_layout(
 
 
 def _hold_out(rows: list[Row]) -> int:
-    """Move a tenth of `train` to `val`, where a data set has no `val`; return how many samples.
-
-    The first sample of each class stays, so that no class is lost, and with it its group.
-    """
+    """Move a tenth of `train` to a missing `val`, but no class's first sample; count them."""
     splits = {row.get("split") for row in rows}
     if "train" not in splits or "val" in splits:
         return 0

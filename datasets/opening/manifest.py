@@ -25,15 +25,10 @@ from .load import load_table
 
 MAIN = "root"  # the name of the manifest itself among the sources
 KINDS = ("image", "text", "audio")
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 
 
 def _open_joined(loaded: Loaded, settings: TableSettings, shared: SharedSettings) -> PairedDataset:
-    """Join the table with the sources in `settings.join`.
-
-    These are paths, settings of a manifest, tables or data sets. The modalities of the table keep
-    their names; a source's only modality gets the source's name.
-    """
+    """Join the table with the sources in `settings.join`; a source's only modality has its name."""
     # Labels are read, and samples without any modality left out, after the join.
     of_main = replace(settings, targets={}, drop_empty=False)
     with part_of_join(settings.targets):
@@ -41,10 +36,7 @@ def _open_joined(loaded: Loaded, settings: TableSettings, shared: SharedSettings
         sources = {MAIN: main}
         for name, source in (settings.join or {}).items():
             if name == MAIN or name in main.modalities:
-                raise FusionZooError(
-                    f"--data.join.{name}: the manifest itself has {name!r}: give the source another"
-                    " name, or leave that column out with --data.modalities of its own"
-                )
+                raise FusionZooError(f"--data.join.{name}: the manifest itself has {name!r}")
             sources[name] = _open_source(name, source, settings, shared)
     names: dict[str, Mapping[str, str]] = {MAIN: {x: x for x in main.modalities}}
     for name in settings.join or {}:
@@ -169,11 +161,5 @@ def _find_samples(top: Path, has_splits: bool) -> list[dict[str, str]]:
             continue
         row[kind] = str(path.relative_to(top))
     if not rows:
-        packed = next((x for x in sorted(top.iterdir()) if x.name.endswith(ARCHIVES)), None)
-        if packed is not None:
-            raise FusionZooError(
-                f"{packed} is a compressed archive: shards are plain .tar files (`gunzip` makes one"
-                " of a .tar.gz), and archives of files are unpacked into class folders"
-            )
         raise FusionZooError(f"{top} has no image, text or audio file in class folders")
     return list(rows.values())

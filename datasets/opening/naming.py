@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean
 
+from ..checks import check_name
 from ..shards.storage import is_url
 from ..sources.array_files import is_view_folder
 from ..sources.table_files import READERS, table_suffix
@@ -44,11 +45,8 @@ def settings_of(data: Any) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     if not isinstance(data, str | os.PathLike):
-        raise FusionZooError(
-            f"data is of type {type(data).__name__}; it must be the name of a data set, a path,"
-            " settings such as {'name': 'digits'}, a DataFrame, an Arrow table, a list of dicts, a"
-            " dict of columns, a Hugging Face or PyTorch data set, or a PairedDataset"
-        )
+        kind = type(data).__name__
+        raise FusionZooError(f"data is of type {kind}, and no name, path, settings or table")
     if is_url(data):
         return {"name": "manifest", "root": data}
     path = Path(data).expanduser()
@@ -89,11 +87,8 @@ def _names_a_table(text: str) -> bool:
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:
     """Apply the settings that an open data set takes: modalities, missing, targets."""
     for name in settings:
-        if name not in OPEN_SETTINGS:
-            raise FusionZooError(
-                f"{dataset.source} is open already, and takes no setting {name!r}."
-                f"{did_you_mean(name, OPEN_SETTINGS)} It takes: {', '.join(OPEN_SETTINGS)}"
-            )
+        problem = f"{dataset.source} is open already, and takes no setting {name!r}"
+        check_name(name, OPEN_SETTINGS, problem)
     from ..base import SharedSettings
 
     targets = settings.get("targets")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from .layout_files import (
     SPLITS,
     LayoutTable,
@@ -77,10 +78,8 @@ def av_mnist(top: Path) -> LayoutTable:
     rows: list[Row] = []
     for split in ("train", "test"):
         path = first_of(top, (f"{split}_labels.npy",))
-        try:
+        with problems(f"{path} cannot be read", ValueError, OSError, EOFError):
             labels = np.load(path, allow_pickle=False).reshape(-1).astype(int).tolist()
-        except (ValueError, OSError, EOFError) as error:
-            raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
         num_train = len(labels) - len(labels) // AVMNIST_VAL
         for n, label in enumerate(labels):
             cells = {name: f"{name}/{split}_data.npy[{n}]" for name in ("image", "audio")}
@@ -136,12 +135,8 @@ def n24news(top: Path) -> LayoutTable:
     for split in ("train", "dev", "test"):
         name = f"nytimes_{split}.json"
         path = first_of(top, (f"news/{name}", name))
-        try:
+        with problems(f"{path} cannot be read", OSError, ValueError):
             articles = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
-        if not isinstance(articles, list):
-            raise FusionZooError(f"{path} holds no list of articles")
         for number, article in enumerate(articles, start=1):
             if not isinstance(article, dict) or not {"image_id", "section"} <= set(article):
                 raise FusionZooError(f"{path}, article {number}: it has no image_id or no section")

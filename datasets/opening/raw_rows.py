@@ -21,11 +21,7 @@ from .complete import TABLE
 
 
 def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> bool:
-    """Whether samples are rows of a table such as `stored` describes, not values by modality.
-
-    A DataFrame and an Arrow table are; a list of dicts is if a key is a column of the training
-    table and no modality.
-    """
+    """Whether samples are rows of a table as in `stored` (frames are), not values by modality."""
     if hasattr(samples, "__arrow_c_stream__"):
         return True
     if stored.get("name") != TABLE or not isinstance(samples, list | tuple):
@@ -42,15 +38,10 @@ def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str,
 def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> PairedDataset:
     """Open rows as the training table, which `stored` describes; say which columns are missing."""
     if stored.get("name") != TABLE:
-        raise FusionZooError(
-            "the model does not know the columns of a table, as it was not trained on one: give a"
-            f" list of samples by modality: {', '.join(modalities)}"
-        )
+        listed = ", ".join(modalities)
+        raise FusionZooError(f"the model was not trained on a table: give samples with {listed}")
     if stored.get("join"):
-        raise FusionZooError(
-            "the model was trained on joined tables: fusionzoo.predict(run, rows, join=...) joins"
-            " such tables again"
-        )
+        raise FusionZooError("the model joins tables: fusionzoo.predict(run, rows, join=...)")
     columns = {x: y for x, y in (stored.get("columns") or {}).items() if x not in ROLES}
     described = {**stored, "columns": columns}
     described.pop("group_column", None)
@@ -67,10 +58,7 @@ def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str
     dataset = open_table(done.loaded, of_table)
     names = [name for name in dataset.modalities if name in modalities]
     if not names:
-        raise FusionZooError(
-            f"the model reads {', '.join(modalities)}; the rows have"
-            f" {', '.join(dataset.modalities)}"
-        )
+        raise FusionZooError(f"the model reads {', '.join(modalities)}, which the rows do not have")
     return dataset.only(names)
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, one_line
 
+from ..checks import problems
 from .storage import ShardFile, Storage
 
 WINDOW_BYTES = 64 << 20  # of the blocks whose samples are shuffled together
@@ -26,11 +27,7 @@ ARRAYS = ("vector", "sequence")  # kinds whose members are .npy
 
 
 class Blocks(ABC):
-    """The rows of shards, numbered through all files, in blocks.
-
-    `starts[i]` is the first row of block i; `reads` counts the blocks of a column that were read in
-    this process.
-    """
+    """The rows of shards in blocks that begin at `starts`; `reads` counts those read here."""
 
     def __init__(self, storage: Storage, files: Sequence[ShardFile]) -> None:
         self.storage, self.files = storage, list(files)
@@ -92,15 +89,10 @@ class Blocks(ABC):
         shard = self.files[file]
         start, stop = shard.ranges[number]
         where = self.storage.where(shard.name)
-        try:
+        with problems(f"{where} cannot be read", OSError):
             data = self.storage.read_range(shard.name, start, stop)
-        except OSError as error:
-            raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
         if shard.checksums and zlib.crc32(data) != shard.checksums[number]:
-            raise FusionZooError(
-                f"{where}: bytes {start:,} to {stop:,} were changed since they were written: copy"
-                " it again, or convert again"
-            )
+            raise FusionZooError(f"{where}: bytes {start:,} to {stop:,} changed: copy it again")
         return data
 
     @abstractmethod
@@ -132,9 +124,7 @@ class ParquetBlocks(Blocks):
             cause = error.__cause__ or error.__context__
             if isinstance(cause, FusionZooError):
                 raise cause from error
-            raise FusionZooError(
-                f"{where}, row group {block}: {part} cannot be read: {one_line(error)}"
-            ) from error
+            raise FusionZooError(f"{where}, group {block}: {part}: {one_line(error)}") from error
         column = table.column(0)
         return column.chunk(0) if column.num_chunks == 1 else column
 
@@ -203,10 +193,7 @@ class TarBlocks(Blocks):
 
 
 class StoredCells:
-    """Undecoded values of a modality in shards, by row; `sizes` are their bytes, where known.
-
-    `counts` are the items of lists, where known.
-    """
+    """Undecoded values of a modality in shards, their bytes and numbers of items, where known."""
 
     has_lists = False
     counts: np.ndarray | None = None
@@ -243,10 +230,8 @@ def _array(data: bytes) -> np.ndarray:
     """Return the array of a .npy file."""
     import io
 
-    try:
+    with problems("a member is no .npy array", ValueError, EOFError, OSError):
         array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise FusionZooError(f"a member is no .npy array: {one_line(error)}") from error
     return array
 
 

@@ -10,7 +10,6 @@ import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib import format as npy_format
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from ..media.arrays import check_npy
 from ..media.budgets import check_budget
 from ..media.decode import media_value
@@ -44,6 +44,7 @@ NAMES = (
     " of a modality, as in 000017.left.png: rename the files"
 )
 NUMBER = re.compile(r"[-_.]?\d+$")
+DAMAGES = (tarfile.TarError, OSError, EOFError, ValueError)
 _log = logging.getLogger("fusionzoo")
 Key = tuple[str, str]  # of a sample: folder, and name up to the first dot
 
@@ -67,12 +68,8 @@ def open_parquet_files(
     blocks = ParquetBlocks(storage, [file.shard for file in files])
     columns = list(dict.fromkeys(name for file in files for name in file.present))
     counts = [sum(file.shard.blocks) for file in files]
-    try:
+    with problems(f"{storage}: its files differ in their columns", pa.ArrowException):
         table = pa.concat_tables([file.table for file in files], promote_options="default")
-    except pa.ArrowException as error:
-        raise FusionZooError(
-            f"{storage}: its files differ in their columns: {one_line(error)}"
-        ) from error
     memory: dict[str, Any] = {}
     starts = np.cumsum([0, *counts])
     for column in columns:
@@ -117,16 +114,6 @@ def _split_of(name: str) -> str:
     return shard["split"] if shard else stem
 
 
-def has_bytes(path: Path) -> bool:
-    """Whether a Parquet file has a column of bytes or of `{bytes, path}`, or of lists of them."""
-    import pyarrow.parquet as pq
-
-    try:
-        return any(_is_stored(field.type) for field in pq.read_schema(path))
-    except (pa.ArrowException, OSError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
-
-
 def _is_stored(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return not pa.types.is_list(kind.value_type) and _is_stored(kind.value_type)
@@ -139,7 +126,7 @@ def _open(storage: Storage, name: str) -> OpenedFile:
     import pyarrow.parquet as pq
 
     where = storage.where(name)
-    try:
+    with problems(f"{where} cannot be read", pa.ArrowException, OSError, ValueError, KeyError):
         size = storage.size(name)
         source = storage.open(name, size)
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -152,20 +139,13 @@ def _open(storage: Storage, name: str) -> OpenedFile:
             present, sizes, paths = {}, {}, {}
             for column in stored:
                 present[column], sizes[column], paths[column] = _presence(file, column)
-            table = file.read(columns=light, use_threads=storage.folder is not None)
-    except FusionZooError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
+            table = file.read(columns=light, use_threads=storage.folder is not None).select(light)
     lists = [column for column in stored if pa.types.is_list(schema.field(column).type)]
-    return OpenedFile(shard, table.select(light), present, sizes, paths, lists)
+    return OpenedFile(shard, table, present, sizes, paths, lists)
 
 
 def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
-    """Return which rows of a column have a value, a guess at the bytes, and values that are files.
-
-    A row group is read only where its statistics leave open which rows have one.
-    """
+    """Return which rows have a value (statistics may tell), about their bytes, and paths."""
     leaf = re.compile(rf"{re.escape(column)}(\.\w+\.\w+)?(?P<field>\.bytes|\.path)?")
     names = [leaf.fullmatch(file.schema.column(i).path) for i in range(len(file.schema))]
     leaves = {name["field"]: i for i, name in enumerate(names) if name}
@@ -247,38 +227,34 @@ class Scan:
         keys: set[Key] = set()
         starts: list[int] = []
         names: set[str] = set()
-        try:
-            with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
-                for member in tar:
-                    if member.isdir():
-                        continue
-                    _check_member(member, names, where)
-                    folder, _, base = member.name.rpartition("/")
-                    stem, _, ending = base.partition(".")
-                    if not stem or not ending:
-                        self.unread.setdefault("", []).append(member.name)
-                        continue
-                    if (folder, stem) != key:
-                        key = (folder, stem)
-                        if key in keys:
-                            raise FusionZooError(
-                                f"{where}, {member.name}: other samples stand between the members"
-                                f" of sample {stem!r}, which must follow each other: write the tar"
-                                " again with `tar --sort=name`"
-                            )
-                        keys.add(key)
-                        self.given = {}
-                        fields = {"id": f"{folder}/{stem}".lstrip("./")}
-                        self.samples.append(TarSample({}, fields, {}))
-                        starts.append(member.offset)
-                    self._add(tar, member, ending.lower(), name)
-                _check_end(opened, tar.offset, size, where)
-        except FusionZooError:
-            raise
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-            raise FusionZooError(
-                f"{where} cannot be read as a tar file: {one_line(error)}"
-            ) from error
+        with (
+            problems(f"{where} cannot be read as a tar file", *DAMAGES),
+            opened,
+            tarfile.open(fileobj=opened, mode="r:") as tar,
+        ):
+            for member in tar:
+                if member.isdir():
+                    continue
+                _check_member(member, names, where)
+                folder, _, base = member.name.rpartition("/")
+                stem, _, ending = base.partition(".")
+                if not stem or not ending:
+                    self.unread.setdefault("", []).append(member.name)
+                    continue
+                if (folder, stem) != key:
+                    key = (folder, stem)
+                    if key in keys:
+                        raise FusionZooError(
+                            f"{where}, {member.name}: other samples stand between the members"
+                            f" of sample {stem!r}: write the tar again with `tar --sort=name`"
+                        )
+                    keys.add(key)
+                    self.given = {}
+                    fields = {"id": f"{folder}/{stem}".lstrip("./")}
+                    self.samples.append(TarSample({}, fields, {}))
+                    starts.append(member.offset)
+                self._add(tar, member, ending.lower(), name)
+            _check_end(opened, tar.offset, size, where)
         split = NUMBER.sub("", name.removesuffix(".tar"))
         if split.lower() in USUAL_NAMES:
             for sample in self.samples[first:]:
@@ -292,13 +268,9 @@ class Scan:
             check_budget("text file", member.size, f"{file}, {member.name}")
             data = _contents(tar, member)
             where = f"{self.storage.where(file)}, {member.name}"
-            try:
+            with problems(f"{where} cannot be read", ValueError, RecursionError):
                 text = data.decode("utf-8-sig").strip()
                 values = json.loads(text) if suffix == ".json" else text
-            except RecursionError:
-                raise FusionZooError(f"{where} cannot be read: it is nested too deep") from None
-            except ValueError as error:  # no UTF-8, or no JSON
-                raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
             self._add_text(values, column, suffix, file, member.name)
             return
         kind = KIND_OF.get(suffix)
@@ -322,8 +294,7 @@ class Scan:
         other = self.given.setdefault(column, member)
         if other != member:
             raise FusionZooError(
-                f"{self.storage.where(file)}, {member}: {other} of the same sample holds"
-                f" {column!r} too. {NAMES}"
+                f"{self.storage.where(file)}, {member}: {other} has {column!r} too. {NAMES}"
             )
 
     def places(self, name: str) -> tuple[Any, Any]:
@@ -409,27 +380,18 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
 
 
 def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
-    """Raise an error for a member that is no plain file, for a sparse one, whose bytes in the tar
-    are not those of the file, and for one whose name was there before; add its name.
+    """Raise an error for a member whose bytes in the tar are not those of a file, such as a link or
+    a sparse file, and for one whose name was there before; add its name.
     """
-    if not member.isreg():
-        what = "a link" if member.issym() or member.islnk() else "no plain file"
-        raise FusionZooError(
-            f"{where}, {member.name} is {what}, whose contents are not in the tar: write it again"
-            " with `tar --dereference --hard-dereference`"
-        )
     marks = [x for x in member.pax_headers if x.startswith(("GNU.sparse.", "SCHILY.realsize"))]
-    if member.issparse() or marks:
+    if not member.isreg() or member.issparse() or marks:
         raise FusionZooError(
-            f"{where}, {member.name} is stored without its runs of zeros (a sparse file), and only"
-            " whole ones are read: write the tar again without --sparse, by bsdtar with"
-            " --no-read-sparse"
+            f"{where}, {member.name} is a link, a sparse file or no plain file: write the tar again"
+            " with `tar --dereference --hard-dereference`, without --sparse"
         )
     name = member.name.removeprefix("./")
     if name in names:
-        raise FusionZooError(
-            f"{where} has two members {name}: write the tar again with one of them"
-        )
+        raise FusionZooError(f"{where} has two members {name}: write it again with one of them")
     names.add(name)
 
 
@@ -447,10 +409,7 @@ def _check_end(file: Any, end: int, size: int, where: str) -> None:
     """Raise an error unless the end mark follows the last member; warn of what is behind it."""
     file.seek(end)
     if file.read(len(END_MARK)) != END_MARK:
-        raise FusionZooError(
-            f"{where} has neither a member nor the end mark of a tar file (1,024 zeros) at byte"
-            f" {end:,} of {size:,}: it was cut off or damaged; copy it again"
-        )
+        raise FusionZooError(f"{where} is cut off or damaged at byte {end:,} of {size:,}")
     behind = size - end - len(END_MARK)
     if behind > MAX_PADDING or any(file.read(behind)):
         _log.warning(

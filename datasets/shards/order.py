@@ -19,11 +19,7 @@ from .storage import BYTES, ITEMS, OFFSETS, SAMPLES, struct_entries
 
 
 class Blocking(NamedTuple):
-    """The block of its shards that each of N samples is in, int64 (N,), and a window's size.
-
-    A window is a number of blocks whose samples are shuffled together; a process keeps as many
-    blocks in memory.
-    """
+    """The block of each of N samples, int64 (N,), and how many blocks are shuffled together."""
 
     blocks: Tensor
     window: int
@@ -64,11 +60,7 @@ def window_sizes(order: Tensor, windows: Tensor) -> list[int]:
 
 
 def find_blocking(dataset: Samples) -> Blocking | None:
-    """Return the blocks that a data set's samples are in; None: it has no values in shards.
-
-    The first modality in shards decides, then others in the same ones; a sample that has none of
-    them is read with the sample before it.
-    """
+    """Return the blocks that samples are in, by the first modality in shards; None: none is."""
     blocks: Blocks | None = None
     rows = np.full(len(dataset), -1, np.int64)
     for name in dataset.modalities:
@@ -85,10 +77,7 @@ def find_blocking(dataset: Samples) -> Blocking | None:
 
 
 def stored_lengths(dataset: Samples, name: str) -> Tensor | None:
-    """Return the bytes of a modality's values by row of the table, float64; None: not in shards.
-
-    Of lists of images, the number of items.
-    """
+    """Return a modality's bytes, or images of lists, by row, float64; None: it is not in shards."""
     values = dataset.memory.get(name)
     if not isinstance(values, StoredCells):
         return None

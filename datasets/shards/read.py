@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from ..tables.parquet import (
     files_by_split,
     is_parquet_folder,
     is_saved_folder,
-    read_parquet_folder,
     read_saved_folder,
 )
 from ..tables.provenance import Loaded, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
-from .foreign import has_bytes, open_parquet_files, open_tar_files
+from .foreign import open_parquet_files, open_tar_files
 from .order import check_items, has_items, stored_cells, stored_items
 from .storage import (
     BYTES,
@@ -55,10 +55,7 @@ def open_url(url: str) -> Loaded:
     tars = storage.names(".tar")
     if tars:
         return open_tar_files(storage, tars)
-    raise FusionZooError(
-        f"{storage} has neither {NAME} nor .parquet nor .tar files: `fusionzoo data convert` writes"
-        " shards, see docs/data.md"
-    )
+    raise FusionZooError(f"{storage} has no shards: `fusionzoo data convert` writes them")
 
 
 def open_folder(path: Path) -> Loaded:
@@ -120,8 +117,6 @@ def open_shards(root: Any) -> Loaded | None:
     files = [file for split in by_split.values() for file in split]
     names = [file.relative_to(path).as_posix() for file in files]
     _check_listed(Storage(path), names)
-    if not has_bytes(files[0]):
-        return read_parquet_folder(path)
     splits = [split for split, chosen in by_split.items() for _ in chosen]
     return open_parquet_files(Storage(path), names, splits)
 
@@ -132,19 +127,14 @@ def is_sharded(path: Path) -> bool:
 
 
 def _check_listed(storage: Storage, names: Sequence[str]) -> None:
-    """Raise an error unless the files of a converted stream are those that were written.
-
-    Compared are their names, sizes and footers; Parquet's pages have checksums of their own.
-    """
+    """Raise an error unless names, sizes and footers of a converted stream are as written."""
     index = read_index(storage, LISTED)
     if index is None:
         return
     _check_sizes(storage, index, LISTED)
     others = sorted({*names} - {file.name for file in index.files})
     if others:
-        raise FusionZooError(
-            f"{storage.where(others[0])} is not listed in {LISTED}: move it to another folder"
-        )
+        raise FusionZooError(f"{storage.where(others[0])} is not listed in {LISTED}: move it")
     footers = ParquetBlocks(storage, index.files)
     for number in range(len(index.files)):
         footers.check_footer(number)
@@ -153,14 +143,8 @@ def _check_listed(storage: Storage, names: Sequence[str]) -> None:
 def _check_sizes(storage: Storage, index: ShardIndex, name: str) -> None:
     """Raise an error for a shard that is not there, or not of the size that it had."""
     for file in index.files:
-        try:
+        with problems(f"{storage.where(file.name)}, listed in {name}, cannot be opened", OSError):
             size = storage.size(file.name)
-        except OSError as error:
-            raise FusionZooError(
-                f"{storage.where(file.name)} cannot be opened: {error.strerror}; {name} lists it"
-            ) from error
         if size != file.size:
-            raise FusionZooError(
-                f"{storage.where(file.name)} has {size:,} bytes, and {name} says {file.size:,}:"
-                " copy it again"
-            )
+            where = f"{storage.where(file.name)} has {size:,} bytes"
+            raise FusionZooError(f"{where}, and {name} says {file.size:,}: copy it again")

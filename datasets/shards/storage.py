@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 
+from ..checks import problems
+
 T = TypeVar("T")
 TRIES = 6
 FIRST_WAIT = 0.2  # seconds; doubled after every failure
@@ -56,10 +58,7 @@ def is_url(root: Any) -> bool:
 
 
 class Storage:
-    """A folder whose files are read by name and range of bytes.
-
-    Connections belong to the process that made them: after a fork new ones are opened.
-    """
+    """A folder whose files are read by name and range; each process makes its own connections."""
 
     def __init__(self, root: str | Path) -> None:
         self.url = root if isinstance(root, str) and is_url(root) else ""
@@ -100,10 +99,7 @@ class Storage:
         def read(files: Any, path: str) -> bytes:
             data = bytes(files.cat_file(path, start=start, end=stop))
             if len(data) > stop - start:
-                raise FusionZooError(
-                    f"{path}: the server sends whole files where a range is asked for, which would"
-                    " be slow: use one that supports range requests, or copy the shards"
-                )
+                raise FusionZooError(f"{path}: the server sends whole files, not ranges")
             if len(data) < stop - start:
                 raise OSError(f"{len(data):,} of {stop - start:,} bytes arrived")
             return data
@@ -194,9 +190,7 @@ class Storage:
                 )
             except ImportError as error:
                 extra = EXTRAS.get(scheme, "remote")
-                raise FusionZooError(
-                    f"{self.url}: {scheme}:// needs an extra: pip install 'fusionzoo[{extra}]'"
-                ) from error
+                raise FusionZooError(f"{scheme}: pip install 'fusionzoo[{extra}]'") from error
             except ValueError as error:
                 raise FusionZooError(f"{self.url}: {one_line(error)}") from error
             self._connection = (os.getpid(), files, root.rstrip("/"))
@@ -204,17 +198,11 @@ class Storage:
 
 
 def _timeouts(scheme: str) -> dict[str, Any]:
-    """Return the settings that bound how long a file system waits for a server.
-
-    Those of fsspec's configuration come first. Where none is set here, its library has bounds.
-    """
-    text = os.environ.get(PATIENCE_VARIABLE, str(PATIENCE))
-    try:
-        patience = float(text)
-    except ValueError:
-        patience = 0.0
+    """Return the settings that bound how long a server is waited for; fsspec's own come first."""
+    with problems(f"{PATIENCE_VARIABLE} is no number of seconds", ValueError):
+        patience = float(os.environ.get(PATIENCE_VARIABLE, PATIENCE))
     if not 0 < patience < math.inf:
-        raise FusionZooError(f"{PATIENCE_VARIABLE} is {text!r}; it must be seconds above 0")
+        raise FusionZooError(f"{PATIENCE_VARIABLE} is {patience}; it must be seconds above 0")
     from fsspec.config import conf
 
     bounds: dict[str, Any]
@@ -231,10 +219,7 @@ def _timeouts(scheme: str) -> dict[str, Any]:
 
 
 def _info(files: Any, path: str) -> dict[str, Any]:
-    """Return what a file system says of a file.
-
-    That of HTTP says of every failure that there is no such file; the cause tells them apart.
-    """
+    """Return what a file system says of a file; HTTP's says of any failure that there is none."""
     try:
         return dict(files.info(path))
     except FileNotFoundError as error:
@@ -347,12 +332,9 @@ def warn_of_missing_checksums(storage: Storage, index: ShardIndex) -> None:
 
 
 def read_samples(storage: Storage, digest: str = "") -> pa.Table:
-    """Read `samples.arrow`, whose SHA-256 must be `digest`, if that is known.
-
-    On this disk it is mapped into memory, and shared by processes.
-    """
+    """Read `samples.arrow`, mapped where possible, whose SHA-256 must be a known `digest`."""
     where = storage.where(SAMPLES)
-    try:
+    with problems(f"{where} cannot be read", pa.ArrowException, OSError, ValueError):
         if storage.folder is not None:
             source = pa.memory_map(str(storage.folder / SAMPLES)).read_buffer()
         else:
@@ -361,16 +343,10 @@ def read_samples(storage: Storage, digest: str = "") -> pa.Table:
                 raise FusionZooError(f"{where} does not exist: copy the whole folder")
             source = pa.py_buffer(data)
         if digest and hashlib.sha256(source).hexdigest() != digest:
-            raise FusionZooError(
-                f"{where} was changed since it was written: copy it again, or convert again"
-            )
+            raise FusionZooError(f"{where} was changed: copy it again, or convert again")
         table = pa.ipc.open_file(source).read_all()
         table.validate()
         return table
-    except FusionZooError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from error
 
 
 def stored_sizes(table: pa.Table, column: str, name: str, num_rows: int) -> np.ndarray:
@@ -403,14 +379,14 @@ def _check(index: ShardIndex, *, needs_kinds: bool) -> None:
     for file in index.files:
         if "/" in file.name or "\\" in file.name or file.name.startswith("."):
             raise ValueError(f"{file.name!r} is no file of the folder")
-        if any(not isinstance(x, int) or x < 0 for x in (file.size, *file.blocks)):
-            raise ValueError(f"{file.name}: sizes must be numbers")
-        if index.format == "webdataset" and len(file.ranges) != len(file.blocks):
-            raise ValueError(f"{file.name}: its blocks have no ranges")
-        if any(len(x) != 2 or not 0 <= x[0] <= x[1] <= file.size for x in file.ranges):
-            raise ValueError(f"{file.name}: a block is outside of the file")
-        if file.checksums and len(file.checksums) != len(file.ranges):
-            raise ValueError(f"{file.name}: its ranges and checksums differ in number")
+        sizes, count = (file.size, *file.blocks), len(file.ranges)
+        has_all = index.format != "webdataset" or count == len(file.blocks)
+        if not (
+            all(isinstance(x, int) and x >= 0 for x in sizes)
+            and all(len(x) == 2 and 0 <= x[0] <= x[1] <= file.size for x in file.ranges)
+            and (has_all and len(file.checksums) in (0, count))
+        ):
+            raise ValueError(f"{file.name}: its sizes, ranges and checksums do not fit")
 
 
 def _digest(contents: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
 from fusionzoo.progress import progress_bar
 
+from ..tables.arrow import plain_column
 from ..tables.hugging_face import LIBRARY, undecoded_stream
 from ..tables.table import Samples, check_unedited, table_columns
 from .storage import (
@@ -215,10 +216,7 @@ def check_folder(out: Path, source: str) -> None:
     if done is None and any(x.name != PARTIAL for x in out.iterdir()):
         raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
     if done is not None and done.source != source:
-        raise FusionZooError(
-            f"{out} holds shards of other samples, or with other settings: name another folder, or"
-            " remove it"
-        )
+        raise FusionZooError(f"{out} holds shards of other samples or settings: name another")
 
 
 def index_piece(index: Mapping[str, list[Any]], lists: Sequence[str]) -> pa.Table:
@@ -237,10 +235,7 @@ def index_piece(index: Mapping[str, list[Any]], lists: Sequence[str]) -> pa.Tabl
 def join_pieces(
     pieces: Sequence[pa.Table], light: pa.Table, stored: Sequence[str], format: str
 ) -> pa.Table:
-    """Return the light columns with the rows, bytes and, of a tar, places of the stored values.
-
-    A piece has the position in the data set of each of its shard's rows.
-    """
+    """Return the light columns with rows, bytes and, of a tar, places of the pieces' values."""
     rows = pa.concat_tables(pieces)
     order = np.argsort(rows.column("position").to_numpy(), kind="stable")
     rows = rows.append_column("row", pa.array(np.arange(len(rows)))).take(pa.array(order))
@@ -383,10 +378,7 @@ class _Conversion:
         if is_whole and has_index and file_digest(path) == file.sha256:
             return file
         if number is None:
-            raise FusionZooError(
-                f"{path} is missing or was changed since it was written: remove {self.out} and"
-                " convert again"
-            )
+            raise FusionZooError(f"{path} was changed: remove {self.out} and convert again")
         return None
 
     def _piece(self, number: int) -> Path:
@@ -491,10 +483,7 @@ class _Conversion:
 
 
 def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False) -> Written:
-    """Write the splits of a stream into the folder `out`; rows and columns stay as they are.
-
-    Shards of a conversion that was stopped are kept, and their rows are skipped in the stream.
-    """
+    """Write the splits of a stream into the folder `out`; a stopped conversion goes on."""
     if out.exists() and (not out.is_dir() or any(x.name != PARTIAL for x in out.iterdir())):
         raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
     partial = out / PARTIAL
@@ -588,10 +577,5 @@ def _blocks(stream: Any) -> Iterator[pa.Table]:
 
 def _plain(table: pa.Table) -> pa.Table:
     """Return a table whose extension types are the plain types that they are stored in."""
-    for position, field in enumerate(table.schema):
-        if isinstance(field.type, pa.BaseExtensionType):
-            column = table.column(position)
-            chunks = [chunk.storage for chunk in column.chunks]
-            stored = pa.chunked_array(chunks, field.type.storage_type)
-            table = table.set_column(position, field.name, stored)
-    return table.replace_schema_metadata(None)
+    columns = [plain_column(column) for column in table.columns]
+    return pa.table(columns, names=table.column_names)

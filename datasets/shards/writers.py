@@ -46,19 +46,13 @@ PADDING = 512  # bytes to which members of a tar are padded
 
 
 def stored_value(kind: str, value: Any, prepare: bool) -> Any:
-    """Return the bytes of an image or clip, or float32 of a vector (D,) or sequence (T, D).
-
-    Of a list, the bytes of each item.
-    """
+    """Return the bytes of an image, a clip or each in a list; float32 of other kinds."""
     if kind in ("vector", "sequence"):
         return decode(kind, value).numpy()
     if isinstance(value, list):
         return list(each_item(value, lambda item: stored_value(kind, item, prepare)))
     if kind == "image" and is_video(value) and (prepare or isinstance(value, Segment)):
-        raise FusionZooError(
-            "shards hold whole videos, not parts or frames of them: convert without segments,"
-            " --data.frames and --prepare"
-        )
+        raise FusionZooError("shards hold whole videos, not parts or frames of them")
     data = media_bytes(kind, value)
     if not prepare:
         return data
@@ -134,10 +128,7 @@ def _smaller_clip(data: bytes) -> bytes:
 
 
 class ParquetShard:
-    """A Parquet file of light columns and a column of bytes or lists per stored modality.
-
-    Modalities in `lists` have lists of bytes.
-    """
+    """A Parquet file of light columns, and of bytes, or of lists of them for those in `lists`."""
 
     def __init__(
         self, path: Path, light: pa.Schema, kinds: Mapping[str, str], lists: Collection[str]
@@ -179,10 +170,7 @@ class ParquetShard:
 
 
 class TarShard:
-    """A tar file with members `<key>.jpg`, ..., and `<key>.json` for the light columns.
-
-    Items of a list are `<key>.image.0.jpg`, `<key>.image.1.jpg`, ...
-    """
+    """A tar file with members `<key>.jpg`, `<key>.image.0.jpg`, `<key>.json` for light columns."""
 
     def __init__(self, path: Path, kinds: Mapping[str, str], first: int) -> None:
         self.kinds, self.number = dict(kinds), first
@@ -191,10 +179,7 @@ class TarShard:
         self.tar = tarfile.open(path, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
 
     def write(self, rows: pa.Table, values: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """Write a block; return the first byte of each value by modality, -1 without one.
-
-        Of a list, the first byte of each item.
-        """
+        """Write a block; return the first byte of each value or item by modality, else -1."""
         start = self.tar.offset
         offsets: dict[str, list[Any]] = {name: [] for name in values}
         for position, row in enumerate(rows.to_pylist()):

@@ -61,10 +61,7 @@ class _Values(NamedTuple):
 def gather_arrays(
     loaded: Loaded, roles: Mapping[str, str], kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
-    """Add a column for each modality of `settings.arrays`: the number of each sample's value.
-
-    A modality's kind follows from the shape of its values, unless `kinds` names it.
-    """
+    """Add a column of numbers for each modality in `arrays`, whose kind its shape tells."""
     gathered = ArrayColumns(loaded.table, dict(roles), dict(kinds), {}, ())
     for name, words in (settings.arrays or {}).items():
         flag = f"--data.arrays.{name}"
@@ -162,10 +159,7 @@ def _rows(item: ArrayItem, array: Any, lengths: Any) -> tuple[ArrayRows, Sequenc
         return ArrayRows(item, offsets=offsets), ("T", array.shape[1])
     if len(array.shape) == 3 and len(lengths) == len(array) and lengths.max() <= array.shape[1]:
         return ArrayRows(item, lengths=lengths), ("T", array.shape[2])
-    raise FusionZooError(
-        f"{item} has shape {tuple(array.shape)}, to which {len(lengths):,} lengths with sum"
-        f" {lengths.sum():,} do not fit"
-    )
+    raise FusionZooError(f"{item}: the lengths do not fit its shape {tuple(array.shape)}")
 
 
 def _kind(kind: str | None, shape: Sequence[int | str], dtype: Any, array: ArrayItem) -> str:
@@ -181,10 +175,7 @@ def _kind(kind: str | None, shape: Sequence[int | str], dtype: Any, array: Array
         raise FusionZooError(f"{array}: samples need a rate: --data.sample_rate 16000 (Hz)")
     if kind is not None or not fitting:
         wanted = kind or "a vector (D,), sequence (T, D) or image (H, W, 3) of uint8"
-        raise FusionZooError(
-            f"{array} has values of shape ({', '.join(map(str, shape))}) and type {dtype}, which"
-            f" are not {wanted}"
-        )
+        raise FusionZooError(f"{array} has values of shape {(*shape,)} and {dtype}, not {wanted}")
     return fitting[0]
 
 
@@ -193,24 +184,16 @@ def _match_rows(columns: Columns, values: _Values, flag: str) -> pa.Array:
     count = len(columns.table)
     if values.ids is None:
         if values.size != count:
-            raise FusionZooError(
-                f"{flag} has {values.size:,} values, and {columns.source} has {count:,} rows: add"
-                f" their ids, {flag} features.npy,ids.npy"
-            )
+            raise FusionZooError(f"{flag} has {values.size:,} values, not {count:,}: add ids.npy")
         return pa.array(range(count), pa.int64())
     numbers = {key: number for number, key in enumerate(values.ids)}
     if len(numbers) < len(values.ids):
         twice = next(key for number, key in enumerate(values.ids) if numbers[key] != number)
         raise FusionZooError(f"{flag}: id {twice!r} occurs more than once")
     if "id" not in columns:
-        raise FusionZooError(
-            f"{flag} has ids, and {columns.source} has no column id: --data.columns.id names it"
-        )
+        raise FusionZooError(f"{flag} has ids: --data.columns.id names those of the table")
     ids = columns.text("id", words_missing=False).to_pylist()
     rows = [numbers.get(key) for key in ids]
     if all(number is None for number in rows):
-        raise FusionZooError(
-            f"{flag}: none of its ids is in {columns.source}; they have, for instance,"
-            f" {values.ids[0]!r} and {ids[0]!r}"
-        )
+        raise FusionZooError(f"{flag}: none of its ids is in {columns.source}")
     return pa.array(rows, pa.int64())

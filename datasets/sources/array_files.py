@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from ..media.arrays import NUMBERS, WORDS, array_names, hdf5, is_stored_elsewhere, open_array
 from ..media.budgets import check_expansion
 from ..tables.provenance import FUSIONZOO, TARGET, Provenance
@@ -89,10 +90,7 @@ class _File:
 
 
 def is_view_folder(folder: Path) -> bool:
-    """Whether a folder holds a CSV per view and one of labels, of a train and a test split.
-
-    ROSMAP and BRCA are so: `1_tr.csv`, `2_tr.csv`, `labels_tr.csv`, `1_te.csv`, ...
-    """
+    """Whether a folder is like ROSMAP: `1_tr.csv`, `2_tr.csv`, `labels_tr.csv`, `1_te.csv`, ..."""
     stems = [path.stem for path in folder.glob("*.csv")]
     matches = [match for stem in stems if (match := PART.fullmatch(stem))]
     bases = [x["base"] for x in matches if SPLITS[x["split"].lower()] == "train"]
@@ -103,14 +101,9 @@ def is_view_folder(folder: Path) -> bool:
 def read_array_file(path: Path) -> tuple[pa.Table, Provenance]:
     """Read a .mat or .npz file, or a folder of CSV files that `is_view_folder` knows.
 
-    Returns a column of lists per view, `label`, and `split` if names say it.
-
-    Views are a cell array (named view1, view2, ...), arrays numbered alike (x1, x2, ...), or else
-    all arrays with as many rows, or columns, as there are labels.
-
-    Raises:
-        FusionZooError: no views, no labels, or numbers of samples that differ; it names all
-            variables with their shapes
+    Returns a column of lists per view, `label`, and `split` if names say it. Views are a cell array
+    (named view1, view2, ...), arrays numbered alike (x1, x2, ...), or else all arrays with as many
+    rows, or columns, as there are labels.
     """
     if path.is_dir():
         variables = _read_folder(path)
@@ -245,11 +238,7 @@ def _sizes(views: Mapping[str, np.ndarray]) -> set[int]:
 def _oriented(
     file: _File, views: Mapping[str, np.ndarray], count: int, of_split: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the views as (N, D), and notes of those that are transposed or may be.
-
-    Where a square view fits both ways, it is as the others are; without others its rows are the
-    samples.
-    """
+    """Return the views as (N, D), square ones as the others are, and notes of what was turned."""
     can_be = {
         x: (y.shape[0] == count, y.ndim == 2 and y.shape[1] == count) for x, y in views.items()
     }
@@ -257,7 +246,6 @@ def _oriented(
         if not any(fits):
             raise file.refuse(
                 f"has {count:,} labels{of_split}, which fit neither rows nor columns of {name}"
-                f" {_shape_words(views[name])}"
             )
     clear = {fits for fits in can_be.values() if fits[0] != fits[1]}
     by_columns = clear == {(False, True)}
@@ -281,12 +269,8 @@ def _joined_views(
     columns: dict[str, pa.Array] = {}
     kinds: dict[str, str] = {}
     first = next(iter(parts.values()))
-    for split, part in parts.items():
-        if part.views.keys() != first.views.keys():
-            raise file.refuse(
-                f"has the views {', '.join(part.views)} for the split {split}, and others for"
-                " another"
-            )
+    if any(part.views.keys() != first.views.keys() for part in parts.values()):
+        raise file.refuse("has other views in another split")
     for name in first.views:
         arrays = [part.views[name] for part in parts.values()]
         if len({x.shape[1:] for x in arrays}) > 1:
@@ -379,10 +363,8 @@ def _read_csv(path: Path) -> np.ndarray | Unread:
     kinds = pv.ConvertOptions(null_values=["", "NA", "nan", "NaN"])
     for skipped in (0, 1):
         options = pv.ReadOptions(skip_rows=skipped, autogenerate_column_names=True)
-        try:
+        with problems(f"{path} cannot be read", pa.ArrowInvalid):
             table = pv.read_csv(path, read_options=options, convert_options=kinds)
-        except pa.ArrowInvalid as error:
-            raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
         kinds_of_text = (pa.types.is_string, pa.types.is_binary)  # binary: text that is not UTF-8
         if not any(is_text(x.type) for x in table.columns for is_text in kinds_of_text):
             columns = [column.cast(pa.float64()).to_numpy() for column in table.columns]
@@ -423,10 +405,8 @@ def _read_mat(path: Path) -> dict[str, Any]:
         return _read_hdf5(path)
     from scipy.io import loadmat
 
-    try:
+    with problems(f"{path} cannot be read as .mat"):
         stored = loadmat(path)
-    except Exception as error:  # scipy raises many types for a damaged file
-        raise FusionZooError(f"{path} cannot be read as .mat: {one_line(error)}") from error
     return {name: _plain(value) for name, value in stored.items() if not name.startswith("__")}
 
 
@@ -472,15 +452,10 @@ def _read_hdf5(path: Path) -> dict[str, Any]:
         h5py = hdf5()
     except FusionZooError as error:
         raise FusionZooError(f"{path} is of MATLAB 7.3: {error}, or save it as -v7") from error
-    try:
-        with h5py.File(path, "r") as file:
-            is_plain = {x: isinstance(file.get(x, getlink=True), h5py.HardLink) for x in file}
-            names = [name for name in file if is_plain[name] and not name.startswith("#")]
-            return {name: _read_object(path, file, file[name]) for name in names}
-    except FusionZooError:
-        raise
-    except Exception as error:  # h5py raises many types for a damaged file
-        raise FusionZooError(f"{path} cannot be read as .mat: {one_line(error)}") from error
+    with problems(f"{path} cannot be read as .mat"), h5py.File(path, "r") as file:
+        is_plain = {x: isinstance(file.get(x, getlink=True), h5py.HardLink) for x in file}
+        names = [name for name in file if is_plain[name] and not name.startswith("#")]
+        return {name: _read_object(path, file, file[name]) for name in names}
 
 
 def _read_object(path: Path, file: Any, stored: Any, *, in_cell: bool = False) -> Any:

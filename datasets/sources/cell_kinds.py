@@ -1,7 +1,4 @@
-"""What the cells of a column are: numbers with a unit, dates, categories; how they are converted.
-
-`--data.kinds.<column>` takes these words for a column of a tabular modality.
-"""
+"""What a column's cells are, in words of `--data.kinds`, and how they are converted."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from contextlib import suppress
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import KINDS
 
 from ..tables.arrow import ArrowColumn
 
@@ -127,10 +123,7 @@ def _date_columns(name: str, column: ArrowColumn, order: str) -> dict[str, Arrow
     for cell in cells:
         date = read(cell)
         if date is None:
-            raise FusionZooError(
-                f"column {name!r}: {cell!r} is no date: correct or empty it, or"
-                f" --data.kinds.{name} category"
-            )
+            raise FusionZooError(f"column {name!r}: {cell!r} is no date: correct or empty it")
         dates.append(date)
     parts = {
         "year": pa.array([float(x.year) for x in dates], pa.float64()),
@@ -227,12 +220,3 @@ def find_date_order(cells: list[str]) -> str:
         if all(read(cell) is not None for cell in cells):
             return order
     return ""
-
-
-def check_modality_kind(name: str, kind: str) -> None:
-    """Raise an error for a word that is neither a kind of modality nor of cells."""
-    if kind not in KINDS and not is_cell_kind(kind):
-        raise FusionZooError(
-            f"--data.kinds.{name} {kind!r}: it is one of {', '.join(KINDS)} (modalities),"
-            f" {NUMBER}, {DATE}, {CATEGORY} (columns of a table), {NONE} (left out)"
-        )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
     join_vector,
@@ -26,8 +26,9 @@ from fusionzoo.targets import (
     read_list,
 )
 
+from ..checks import check_name, problems
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import ArrowColumn, is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
 from ..tables.splits import one_spelling
@@ -92,11 +93,9 @@ class Columns:
     def require(self, role: str, purpose: str) -> None:
         """Raise an error that names the nearest column, if the column does not exist."""
         if role not in self:
-            name, known = self.roles.get(role, role), self.table.column_names
-            raise FusionZooError(
-                f"{self.source} has no column {name!r} for {purpose}.{did_you_mean(name, known)}"
-                f" Its columns: {list_names(known)}"
-            )
+            name = self.roles.get(role, role)
+            problem = f"{self.source} has no column {name!r} for {purpose}"
+            check_name(name, self.table.column_names, problem)
 
     def values(self, role: str) -> pa.ChunkedArray:
         """Return a column unchanged."""
@@ -112,13 +111,10 @@ class Columns:
         column = self.values(role)
         if is_list(column.type):
             return self._joined(role, column.to_pylist())
-        try:
+        where = f"{self.source}, column {self.name(role)!r}"
+        # A date beyond the calendar, bytes that are no text.
+        with problems(f"{where}: {column.type} cannot be read as text", pa.ArrowException):
             stripped = pc.utf8_trim_whitespace(_as_text(column))
-        except pa.ArrowException as error:  # a date beyond the calendar, bytes that are no text
-            raise FusionZooError(
-                f"{self.source}, column {self.name(role)!r}: {column.type} cannot be read as text:"
-                f" {one_line(error)}; store it as text"
-            ) from error
         return self._without_missing(role, stripped, stripped, words_missing)
 
     def numbers(self, role: str) -> ArrowColumn:
@@ -175,10 +171,7 @@ class Columns:
         return lists
 
     def _joined(self, role: str, cells: Sequence[Any], *, vectors: bool = False) -> pa.Array:
-        """Return lists of labels as text that `fusionzoo.targets.words` divides; `;` is none.
-
-        With `vectors`, lists of 0 and 1 may be vectors, whose ones have the labels' positions.
-        """
+        """Return lists of labels, or `vectors` of 0 and 1, as text for `targets.words`."""
         try:
             length = length_of_vectors(cells) if vectors else 0
         except FusionZooError as error:
@@ -319,10 +312,7 @@ def gather_columns(
 def cell_columns(
     table: pa.Table, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> set[str]:
-    """Return the columns that are read as cells, not as media, even if they hold bytes.
-
-    These are ids, splits, groups, labels and the parts of tabular modalities.
-    """
+    """Return the columns read as cells, not media: of roles and of tabular modalities."""
     tabular = [name for name in (*roles, *kinds, "tabular") if _is_tabular(name, kinds)]
     return role_columns(table, roles, kinds, settings) | _named_by(table, tabular, roles)
 
@@ -354,9 +344,7 @@ def read_label_objects(source: str, name: str, values: Any) -> pa.Array:
                 return pa.array([None if x is None else label_words(x) for x in cells])
         return pa.array([json.dumps(x) if isinstance(x, list) else x for x in cells], pa.string())
     except (FusionZooError, pa.ArrowException, TypeError) as error:
-        raise FusionZooError(
-            f"{where}: {one_line(error)}; labels are text, numbers, or lists of these"
-        ) from None
+        raise FusionZooError(f"{where}: no labels: {one_line(error)}") from None
 
 
 def _label_object(value: Any) -> Any:
@@ -379,10 +367,7 @@ def _is_tabular(name: str, kinds: Mapping[str, str]) -> bool:
 def _one_column(role: str, name: str | Sequence[str]) -> str:
     if isinstance(name, str):
         return name
-    raise FusionZooError(
-        f"--data.columns.{role} takes one column, found {list(name)}; several of them make a"
-        f" tabular modality: --data.kinds.{role} tabular"
-    )
+    raise FusionZooError(f"--data.columns.{role} takes one column, found {list(name)}")
 
 
 def _columns_of(name: str, roles: Roles, columns: Columns) -> list[str]:
@@ -395,9 +380,7 @@ def _columns_of(name: str, roles: Roles, columns: Columns) -> list[str]:
         columns.require(word, f"--data.columns.{name}")
     names = [columns.name(word) for word in words]
     if not names or len(set(names)) < len(names):
-        raise FusionZooError(
-            f"{columns.source}: --data.columns.{name} names {'a column twice' if names else 'none'}"
-        )
+        raise FusionZooError(f"--data.columns.{name} names {'a column twice' if names else 'none'}")
     return names
 
 
@@ -438,10 +421,7 @@ def _join(table: Columns, names: list[str]) -> pa.StructArray:
 def read_list_cells(
     table: Columns, values: Mapping[str, ArrowColumn], kinds: Mapping[str, str]
 ) -> tuple[dict[str, ArrowColumn], list[str]]:
-    """Return the modalities with lists of numbers for text in brackets, and notes of this.
-
-    A column in which some cells are lists has no other cells.
-    """
+    """Return the modalities with lists of numbers for text in brackets, and notes of this."""
     columns, notes = dict(values), []
     for name, column in values.items():
         if kinds[name] not in DIMENSIONS or not pa.types.is_string(column.type):
@@ -505,11 +485,7 @@ class Declared:
     def with_defaults(
         self, kinds: Mapping[str, str], roles: Roles, targets: Iterable[str]
     ) -> tuple[dict[str, str], Roles, tuple[str, ...]]:
-        """Add what is declared to the user's kinds and roles; return also what was added.
-
-        A column that the user names stays as it is. The only column of classes (or the one called
-        `label`) is the target, unless there is a column or a setting for that.
-        """
+        """Add what is declared, unless the user names the column; return also what was added."""
         columns = [column for role in roles.values() for column in word_list(role)]
         named = {fold(column) for column in (*columns, *kinds, *targets)}
         added = {name: kind for name, kind in self.kinds.items() if fold(name) not in named}
@@ -573,10 +549,7 @@ def _name_classes(table: pa.Table, names: Mapping[str, Sequence[str]], source: s
             continue
         bounds = pc.min_max(cells).as_py()
         if bounds["min"] is not None and not -1 <= bounds["min"] <= bounds["max"] < len(labels):
-            raise FusionZooError(
-                f"{source}, column {name!r}: numbers of classes from {bounds['min']} to"
-                f" {bounds['max']}, but only {len(labels)} classes have names"
-            )
+            raise FusionZooError(f"{source}: {name!r} names only {len(labels)} of its classes")
         table = table.set_column(position, name, pa.array(_named(column.to_pylist(), labels)))
     return table
 
@@ -592,13 +565,9 @@ def _named(cells: list[Any], labels: Sequence[str]) -> list[Any]:
 
 
 def _read_json(table: pa.Table, key: bytes, source: str) -> dict[str, Any]:
-    text = (table.schema.metadata or {}).get(key)
-    if text is None:
-        return {}
-    try:
+    text = (table.schema.metadata or {}).get(key, b"{}")
+    with problems(f"{source}: its metadata {key.decode()!r} is no JSON", ValueError):
         return _mapping(json.loads(text))
-    except ValueError as error:
-        raise FusionZooError(f"{source}: its metadata {key.decode()!r} is no JSON") from error
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Audio
 
+from ..checks import problems
 from ..media.decode import media_value
 from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
+from ..tables.parquet import join_splits
 from ..tables.provenance import Loaded, mark_index
 from .media_columns import ObjectCells
 from .table_settings import TableSettings
@@ -29,10 +31,7 @@ SKIPPED = "_"  # in `fields`: an entry that nothing uses
 
 
 class Items:
-    """The items of a map-style data set as mappings; the last one is remembered.
-
-    All modalities of a sample are read one after another, so the item is made once for them.
-    """
+    """The items of a map-style data set as mappings; the last is kept for its other modalities."""
 
     def __init__(self, dataset: Any, fields: Sequence[str], source: str) -> None:
         self.dataset, self.fields, self.source = dataset, fields, source
@@ -112,9 +111,7 @@ def as_row(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
             f" fields={['image', 'target', *[SKIPPED] * len(item)][: len(item)]}"
         )
     if len(names) != len(item):
-        raise FusionZooError(
-            f"{where} has {len(item)} entries, but fields names {len(names)}: {', '.join(names)}"
-        )
+        raise FusionZooError(f"{where} has {len(item)} entries, but fields names {len(names)}")
     return {name: x for name, x in zip(names, item, strict=True) if name != SKIPPED}
 
 
@@ -187,12 +184,7 @@ def _arrow_rows(rows: Sequence[Mapping[str, Any] | None]) -> Any:
 
 
 def read_objects(settings: TableSettings) -> Loaded:
-    """Read the table or data set in memory that `settings.root` is; images, clips and arrays stay
-    as they are.
-
-    `fields` names the entries of rows that are tuples. Of a stream (an `IterableDataset`, a
-    generator) at most `STREAM_LIMIT` samples are read.
-    """
+    """Read the table or data set in memory that `settings.root` is; objects stay as they are."""
     data, fields = settings.root, settings.field_names
     kind = f"the {type(data).__name__}"
     if is_hugging_face(data):
@@ -210,10 +202,7 @@ def read_objects(settings: TableSettings) -> Loaded:
         return _read_map_style(data, fields, kind)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return read_rows(_read_stream(data, kind), fields, kind)
-    raise FusionZooError(
-        f"{kind} is no table: give a DataFrame, an Arrow table, a list of dicts, a dict of columns,"
-        " or a Hugging Face or PyTorch data set"
-    )
+    raise FusionZooError(f"{kind} is no table: give a DataFrame, dicts or a data set")
 
 
 def is_table(data: Any) -> bool:
@@ -298,23 +287,16 @@ def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
     read = list(islice(rows, STREAM_LIMIT + 1))
     if len(read) > STREAM_LIMIT:
         raise FusionZooError(
-            f"{source} is a stream of more than {STREAM_LIMIT:,} samples, which would be read into"
-            " memory: give `list(stream)`, take fewer (`islice`, `.take(n)`), or store it first"
-            " (`fusionzoo.convert(stream, folder)` for one of Hugging Face, then open the folder)"
+            f"{source} is a stream of more than {STREAM_LIMIT:,} samples: give `list(stream)`, or"
+            " `fusionzoo.convert` it to a folder"
         )
     return read
 
 
 def _read_splits(tables: Mapping[str, Any]) -> Loaded:
     """Read a mapping of splits to tables."""
-    parts = [_arrow_table(table).replace_schema_metadata(None) for table in tables.values()]
-    parts = [part.drop_columns("split") if "split" in part.column_names else part for part in parts]
-    try:
-        table = pa.concat_tables(parts, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise FusionZooError(f"the tables of the splits differ: {one_line(error)}") from error
-    names = np.repeat([str(name) for name in tables], [len(part) for part in parts])
-    table = table.append_column("split", pa.array(names.tolist(), pa.string()))
+    parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in tables.items()}
+    table = join_splits(parts, "the tables of the splits")
     return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
 
 
@@ -333,10 +315,8 @@ def _read_frame(frame: Any, source: str) -> Loaded:
 
 
 def _arrow_table(data: Any) -> pa.Table:
-    try:
+    with problems("the table cannot be read", pa.ArrowException, TypeError, ValueError):
         return pa.table(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise FusionZooError(f"the table cannot be read: {one_line(error)}") from error
 
 
 def _kind(name: str, cells: Any) -> dict[str, str]:

@@ -1,8 +1,4 @@
-"""Find out what the columns of a table hold: numbers, dates, categories, text, files, ids, groups.
-
-The findings are explicit settings (`columns`, `kinds`, `decimal`, `na`, `group_column`), so that a
-model that stores them reads another table in the same way.
-"""
+"""Find out what a table's columns hold, as explicit settings that a model stores."""
 
 from __future__ import annotations
 
@@ -327,9 +323,7 @@ def target_kind(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
         return TargetKind("multilabel")
     is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
     if not (is_bytes or is_plain(column.type)):
-        raise FusionZooError(
-            f"target {name!r} holds {column.type}; labels are text, numbers, or lists of these"
-        )
+        raise FusionZooError(f"target {name!r} holds {column.type}, no labels")
     if pa.types.is_floating(column.type):
         column = column.cast(pa.float64())
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column)

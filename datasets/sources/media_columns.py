@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +29,6 @@ from .table_settings import Roles, TableSettings
 
 SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
 WILDCARDS = "*?"
-
-
-@runtime_checkable
-class HasPaths(Protocol):
-    """Values some of which are in files of their own."""
-
-    def paths(self) -> list[tuple[int, str]]: ...
 
 
 class ArrowCells:
@@ -81,10 +74,7 @@ class ObjectCells:
 def take_out(
     table: pa.Table, root: Path | None, cell_names: Collection[str] = ()
 ) -> tuple[pa.Table, dict[str, ArrowCells]]:
-    """Replace columns of bytes and structs with row numbers, null where a cell has no value.
-
-    Those of `cell_names` stay as they are.
-    """
+    """Replace columns of bytes and structs, but for `cell_names`, with row numbers or null."""
     cells = {}
     for position, field in enumerate(table.schema):
         inner = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -105,27 +95,21 @@ def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
     """
     for name, cells in dataset.memory.items():
         if dataset.modalities[name] == "text" and isinstance(cells, ArrowCells):
-            raise FusionZooError(
-                f"{dataset.source}: column {name!r} is of kind text, and holds {cells.column.type}:"
-                " store text in it"
-            )
+            raise FusionZooError(f"column {name!r} is of kind text, and holds {cells.column.type}")
     if dataset.allow_outside and not must_exist:
         return
     checker = PathChecker(
         dataset.root or Path(), allow_outside=dataset.allow_outside, must_exist=must_exist
     )
     for name, cells in dataset.memory.items():
-        for row, path in cells.paths() if isinstance(cells, HasPaths) else ():
+        for row, path in getattr(cells, "paths", tuple)():
             problem = checker.problem(path)
             if problem:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
 
 
 def _has_value(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return which cells are not null and, if they are `{bytes, path}`, have one of the two.
-
-    A list has a value if it is not empty.
-    """
+    """Return which cells have a value: bytes or a path, or a list that is not empty."""
     if pa.types.is_list(column.type):
         return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
     fields = [name for name in ("bytes", "path") if name in _field_names(column.type)]
@@ -158,10 +142,7 @@ def _without_empty(column: ArrowColumn, name: str) -> ArrowColumn:
     if pa.types.is_null(column.type.value_type):
         return pa.nulls(len(column), pa.string())
     if not is_list_of_text(column.type):
-        raise FusionZooError(
-            f"{name} is of images or clips, and its cells are lists of {column.type.value_type}:"
-            " expected paths (--data.kinds says which kind a column is of)"
-        )
+        raise FusionZooError(f"{name} holds {column.type}, expected paths of images or clips")
     cells = [[x for x in cell or () if x and x.strip()] or None for cell in column.to_pylist()]
     return pa.array(cells, pa.list_(pa.string()))
 
@@ -219,8 +200,11 @@ def expand_patterns(
                     known[pattern] = _matches(pattern, root)
                 matches = spread(known[pattern], count)
                 if not matches:
-                    message = f"{name} cell {pattern!r} matches no file"
-                    _no_match(message, row, name, must_match, place)
+                    if must_match or is_collecting():
+                        message = (
+                            f"{name} cell {pattern!r} matches no file (--data.on_error missing)"
+                        )
+                        refuse(message, "path", where=f"{place(row)}: ", row=row, column=name)
                     matches = [] if is_collecting() else [pattern]
                 files += matches
             check_budget("items", len(files), f"{place(row)}: {name}")
@@ -253,17 +237,6 @@ def _place(source: str, rows: pa.Table, provenance: Provenance, row: int) -> str
     numbers = provenance.row_numbers
     where = f"{source}, row {numbers.number(row)}" if numbers else source
     return f"{where}, sample {rows['id'][row].as_py()!r}"
-
-
-def _no_match(
-    message: str, row: int, name: str, must_match: bool, place: Callable[[int], str]
-) -> None:
-    if is_collecting():
-        refuse(message, "path", row=row, column=name)
-    elif must_match:
-        raise FusionZooError(
-            f"{place(row)}: {message} (--data.on_error missing or skip continues without it)"
-        )
 
 
 def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:
@@ -308,10 +281,7 @@ def read_segments(
             columns |= {f"{name}_{edge}": x for edge, (x, _) in known.items()}
     lost = [role for role in roles if not any(role in (x, x.rpartition("_")[2]) for x in columns)]
     if lost:
-        raise FusionZooError(
-            f"{table.source}: --data.columns.{lost[0]} names a column of segments, and there are"
-            " neither clips nor videos that it is for"
-        )
+        raise FusionZooError(f"--data.columns.{lost[0]} is for neither clips nor videos")
     return columns, notes
 
 
@@ -368,7 +338,5 @@ def _check(table: Columns, name: str, seconds: Mapping[str, ArrowColumn]) -> Non
     row = first_true(pa.chunked_array([pa.array(bad)]))
     if row is not None:
         raise FusionZooError(
-            f"{table.where(row)}: the segment of {name} from {starts[row]:g} s to {ends[row]:g} s:"
-            " a start is at least 0, and an end is after it (rename the columns if they are"
-            " something else)"
+            f"{table.where(row)}: the segment of {name} from {starts[row]:g} s to {ends[row]:g} s"
         )

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fusionzoo.errors import FusionZooError, one_line
-
+from ..checks import problems
 from ..media.budgets import check_budget, check_expansion
 
 XML_EXPANSION = 4  # memory that XML takes as objects, at least
@@ -49,20 +48,13 @@ class Sheet:
 
 
 def read_sheets(path: Path) -> Iterator[Sheet]:
-    """Yield the sheets of a file; numbers, dates and truth values are Python's.
-
-    What repeats is written once in the file, so cells are counted before they are made.
-    """
-    try:
-        with zipfile.ZipFile(path) as parts:
-            part = parts.getinfo("content.xml")
-            check_expansion(str(path), path.stat().st_size, XML_EXPANSION * part.file_size)
-            with parts.open(part) as file:
-                yield from _sheets(str(path), file)
-    except FusionZooError:
-        raise
-    except Exception as error:  # a bad zip or XML, parts or attributes that are missing
-        raise FusionZooError(f"{path} cannot be read as .ods: {one_line(error)}") from error
+    """Yield the sheets of a file; repeated cells are counted before they are made."""
+    # A bad zip or XML, parts or attributes that are missing.
+    with problems(f"{path} cannot be read as .ods"), zipfile.ZipFile(path) as parts:
+        part = parts.getinfo("content.xml")
+        check_expansion(str(path), path.stat().st_size, XML_EXPANSION * part.file_size)
+        with parts.open(part) as file:
+            yield from _sheets(str(path), file)
 
 
 def _sheets(source: str, file: Any) -> Iterator[Sheet]:

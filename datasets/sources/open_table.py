@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
+from ..checks import list_names, problems
 from ..paired import PairedDataset
-from ..tables.arrow import ArrowColumn, is_list, list_names
+from ..tables.arrow import ArrowColumn, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import Loaded, Provenance, RowNumbers
 from ..tables.splits import (
@@ -71,9 +71,7 @@ def gather(
 ) -> ArrayColumns:
     """Return a table in which every modality has one column."""
     if "group" in {*columns, *kinds, *(settings.arrays or {})}:
-        raise FusionZooError(
-            f"{loaded.source}: a group is no modality: --data.group_column names its column"
-        )
+        raise FusionZooError(f"{loaded.source}: a group is no modality: --data.group_column")
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
     if settings.group_column is not None:
         roles["group"] = settings.group_column
@@ -108,12 +106,6 @@ def find_modalities(
     names = [name for name in sorted(names, key=order.index) if table.position(name) not in taken]
     if not names and not any(label in table for label in labels_of_join() or ()):
         raise FusionZooError(_no_modality(table, taken))
-    for name in names:
-        if kinds.get(name, name) not in KINDS:
-            raise FusionZooError(
-                f"{table.source}: the kind of column {name!r} is unknown:"
-                f" --data.kinds.{name} image (or {', '.join(KINDS[1:])})"
-            )
     return {name: kinds.get(name, name) for name in names}
 
 
@@ -166,11 +158,7 @@ def _name_of_ids(table: Columns, index: str) -> str:
 
 
 def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, str]:
-    """Return the groups and the rule behind them, or None.
-
-    A column `group` that the user did not name is used unless it is `taken` for something else; an
-    empty cell is a group of its own.
-    """
+    """Return the groups and their rule, or None; a column `group` that is `taken` is none."""
     if "target" in table:
         taken = taken | {table.position("target")}
     if "group" not in table or ("group" not in table.roles and table.position("group") in taken):
@@ -228,10 +216,7 @@ def read_splits(table: Columns, columns: Mapping[str, ArrowColumn]) -> SplitColu
     that is possible, see `make_splits`.
     """
     if "split" in table and TIME in table.roles:
-        raise FusionZooError(
-            f"{table.source} has a column {table.name('split')!r} of splits: leave out"
-            " --data.time_column, or remove that column"
-        )
+        raise FusionZooError(f"{table.source} has splits: leave out --data.time_column")
     if "split" in table:
         return SplitColumn(*_read_column(table, columns["id"]), None)
     key = "group" if "group" in columns else "id"
@@ -257,21 +242,14 @@ def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
     for row in np.flatnonzero(np.isnan(times)).tolist():
         cell = cells[row].as_py()
         problem = "is empty" if cell is None else f"is {cell!r}, no date, time or number"
-        raise FusionZooError(
-            f"{table.where(row)}: {name!r}, by which splits are made (--data.time_column),"
-            f" {problem}: correct it, or remove the row"
-        )
+        raise FusionZooError(f"{table.where(row)}: {name!r} {problem} (--data.time_column)")
     shares = table.settings.shares
     splits = splits_by_time(times, keys, shares)
     starts = []
     for split, share in zip(SPLITS, shares, strict=True):
         rows = pc.indices_nonzero(pc.equal(splits, split)).to_numpy()
         if share and not len(rows):
-            raise FusionZooError(
-                f"{table.source}: by time, no row is left for {split}: {name!r} has"
-                f" {len(np.unique(times)):,} different times among {len(times):,} rows; write a"
-                " column `split`, or leave out --data.time_column"
-            )
+            raise FusionZooError(f"{table.source}: by {name!r}, no row is left for {split}")
         if share:
             starts.append(f"{split} from {cells[int(rows[times[rows].argmin()])].as_py()}")
     return splits, f"by time in {name!r}: {', '.join(starts)}"
@@ -311,7 +289,8 @@ def open_table(
     known = Columns(replace(loaded, table=gathered.table), gathered.roles, settings)
     known.missing.update(gathered.missing)
     provenance = replace(provenance, id_column=_name_of_ids(known, index))
-    with _errors_of_types(loaded.source):
+    unusable = f"{loaded.source}: a column is of a type that cannot be used"
+    with problems(unusable, pa.ArrowException, UnicodeDecodeError):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
     rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})
     outside = {name: kind for name, kind in modalities.items() if name not in memory}
@@ -351,17 +330,6 @@ def _with_labels_of_objects(loaded: Loaded, names: Collection[str]) -> Loaded:
     return replace(loaded, table=table, memory=memory)
 
 
-@contextmanager
-def _errors_of_types(source: str) -> Iterator[None]:
-    """Name the source in errors of Arrow: a date for an id, bytes for a label."""
-    try:
-        yield
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise FusionZooError(
-            f"{source}: a column is of a type that cannot be used: {one_line(error)}"
-        ) from error
-
-
 def _without_numbers(
     rows: pa.Table, table: Columns, names: Collection[str], values: Mapping[str, Any]
 ) -> tuple[pa.Table, dict[str, Any]]:
@@ -381,9 +349,7 @@ def _label_columns(table: Columns) -> list[str]:
     targets = table.settings.targets or {}
     for name in targets:
         if name in table.roles and name not in ROLES:
-            raise FusionZooError(
-                f"{table.source}: {name!r} is a modality (--data.columns) and a target: choose one"
-            )
+            raise FusionZooError(f"{table.source}: {name!r} is a modality and a target")
         table.require(name, f"--targets.{name}")
         if name in ("id", "split"):
             raise FusionZooError(f"{table.source}: {name!r} cannot be a target")

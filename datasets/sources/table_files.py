@@ -6,8 +6,8 @@ import datetime
 import re
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean
 
+from ..checks import check_name, problems
 from ..media.arrays import ZIP
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode
@@ -35,16 +36,9 @@ from .text_tables import (
     read_json_lines,
 )
 
-NO_TABLES = {  # start of a file in lower case -> what it is and what to do
-    b"<!doctype html": "a web page (HTML), no table: download the file that it links to",
-    b"<html": "a web page (HTML), no table: download the file that it links to",
-    b"<?xml": "XML, no table: save it as CSV",
-    b"%pdf-": "a PDF, no table: save the table as CSV",
-    b"version https://git-lfs": "a pointer of Git LFS, no table: `git lfs pull` fetches the file",
-}
+NO_TABLES = (b"<!doctype html", b"<html", b"<?xml", b"%pdf-", b"version https://git-lfs")  # starts
 MAX_NAMES = 4  # of columns in a message about a header
 MAX_GAP = 10_000  # empty rows in a row; a million of them take seconds
-MAX_ROWS = 1_048_576  # of a sheet; the rows before the last are made, even if they are empty
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
@@ -102,10 +96,7 @@ def _read_sheet(
     *,
     check_formulas: bool = False,
 ) -> tuple[pa.Table, Provenance]:
-    """Read a sheet, by default the first, whose cells `read` returns; cells become text.
-
-    The first row that is not empty is the header.
-    """
+    """Read a sheet, by default the first, as text; its first filled row is the header."""
     sheet = settings.sheet
     cells, merged, sheets = read(path, sheet)
     header_row = next((number for number, row in enumerate(cells) if any(_filled(row))), None)
@@ -147,21 +138,14 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
     try:
         import openpyxl
     except ImportError as error:
-        raise FusionZooError(
-            f"{path}: reading .xlsx needs openpyxl: pip install 'fusionzoo[xlsx]', or save the"
-            " sheet as CSV"
-        ) from error
-    try:
+        raise FusionZooError(f"{path} needs openpyxl: pip install 'fusionzoo[xlsx]'") from error
+    with problems(f"{path} cannot be read as .xlsx"):  # a bad zip, XML, or parts that are missing
         with zipfile.ZipFile(path) as parts:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
             check_expansion(str(path), path.stat().st_size, needed)
             _check_parts(path, parts)
         book = openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
-    except FusionZooError:
-        raise
-    except Exception as error:  # a bad zip, XML, or parts that are missing
-        raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
-    try:
+    with problems(f"{path} cannot be read as .xlsx"), closing(book):
         sheets = [worksheet.title for worksheet in book.worksheets]
         _check_sheet(path, sheet, sheets)
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
@@ -171,12 +155,6 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
                 f" to read; it has: {', '.join(sheets)}"
             )
         return *_rows(path, worksheet), sheets
-    except FusionZooError:
-        raise
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read as .xlsx: {one_line(error)}") from error
-    finally:
-        book.close()
 
 
 def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
@@ -184,9 +162,7 @@ def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
     if not names:
         raise FusionZooError(f"{path} has no sheet")
     if sheet and sheet not in names:
-        raise FusionZooError(
-            f"{path} has no sheet {sheet!r} (--data.sheet); it has: {', '.join(names)}"
-        )
+        raise FusionZooError(f"{path} has no sheet {sheet!r}; it has: {', '.join(names)}")
 
 
 def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
@@ -195,10 +171,6 @@ def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
     Sheets and shared texts are read a row or text at a time; styles, properties and lists of parts
     are read whole.
     """
-    names = Counter(parts.namelist())
-    if names and names.most_common(1)[0][1] > 1:
-        name = names.most_common(1)[0][0]
-        raise FusionZooError(f"{path} has two parts of the name {name}: save the sheet anew")
     for part in parts.infolist():
         folder = part.filename.rpartition("/")[0]
         is_read_whole = folder in ("", "xl", "docProps") or part.filename.endswith(".rels")
@@ -244,26 +216,15 @@ def _rows(path: Path, worksheet: Any) -> tuple[list[tuple[Any, ...]], list[Any]]
             timedelta_formats=book._timedelta_formats,
         )
         for number, cells in parser.parse():
-            if number > MAX_ROWS:
-                raise FusionZooError(
-                    f"{path}: a row has a number above {MAX_ROWS:,}, the format's limit"
-                )
             columns = [cell["column"] for cell in cells]
             in_order = number > len(rows) and all(cell["row"] == number for cell in cells)
             if not in_order or columns != sorted(set(columns)):
-                raise FusionZooError(
-                    f"{path}, row {number}: rows or cells of the sheet are there twice or not in"
-                    " order: open it in a spreadsheet program and save it"
-                )
+                raise FusionZooError(f"{path}, row {number}: rows or cells not in order")
             filled = [cell for cell in cells if cell["value"] is not None]
             if not filled:
                 continue
             if number - len(rows) > MAX_GAP:
-                raise FusionZooError(
-                    f"{path}: of the rows before row {number:,}, {number - 1 - len(rows):,} are"
-                    " empty: delete that row, if a cell of it was filled by mistake, or the empty"
-                    " ones"
-                )
+                raise FusionZooError(f"{path}: empty rows before row {number:,}: delete it")
             width = filled[-1]["column"]
             num_cells += width
             check_budget("cells", num_cells, str(path))  # empty cells before others included
@@ -284,10 +245,7 @@ def _check_merged(path: Path, merged: list[Any], filled: list[list[bool]], heade
         width = max((len(row) for row in filled[header_row:]), default=0)
         columns = min(cells.max_col, width) - cells.min_col + 1
         if is_in_table and len(rows) * columns > 1:
-            raise FusionZooError(
-                f"{path}: the cells {cells.coord} are merged, so only the first has their value:"
-                " unmerge them and write the value into each"
-            )
+            raise FusionZooError(f"{path}: the cells {cells.coord} are merged: unmerge them")
 
 
 def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: int) -> None:
@@ -298,8 +256,7 @@ def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: i
             if cell is None and formula is not None:
                 raise FusionZooError(
                     f"{path}, row {header_row + 1 + number}, column {_text(rows[0][column])!r}: the"
-                    " value of a formula is not in the file: open it in a spreadsheet program and"
-                    " save it"
+                    " value of a formula is not in the file: save it in a spreadsheet program"
                 )
 
 
@@ -332,14 +289,11 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
     if suffix not in READERS:
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
-    try:
+    damages = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error)
+    with problems(f"{path} cannot be read", *damages):
         _check_ending(path)
         table, provenance = READERS[suffix].read(path, settings)
         return check_unicode(table, str(path)), provenance
-    except FusionZooError:
-        raise
-    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def read_split_file(path: Path) -> dict[str, str]:
@@ -347,24 +301,16 @@ def read_split_file(path: Path) -> dict[str, str]:
     out."""
     table, provenance = read_table(path, TableSettings())
     names = {name.strip().lower(): name for name in table.column_names}
-    if not {"id", "split"} <= names.keys():
-        raise FusionZooError(
-            f"{path} has no columns `id` and `split`; it has {', '.join(table.column_names)}"
-        )
+    for name in ("id", "split"):
+        check_name(name, names, f"{path} has no column {name!r}")
     ids, splits = (table[names[name]].cast(pa.string()).to_pylist() for name in ("id", "split"))
     split_of: dict[str, str] = {}
     for row, (key, split) in enumerate(zip(ids, splits, strict=True)):
         if not (split or "").strip():
             continue
         if not key or key in split_of:
-            where = (
-                ""
-                if provenance.row_numbers is None
-                else f", row {provenance.row_numbers.number(row)}"
-            )
-            raise FusionZooError(
-                f"{path}{where}: " + (f"id {key!r} is there twice" if key else "the id is empty")
-            )
+            number = (provenance.row_numbers or RowNumbers()).number(row)
+            raise FusionZooError(f"{path}, row {number}: id {key!r} is empty or there twice")
         split_of[key] = split.strip()
     if not split_of:
         raise FusionZooError(f"{path} lists no sample with a split")
@@ -383,14 +329,11 @@ def _check_ending(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     is_zip = is_workbook(path) or table_suffix(path) in ZIP
-    if head.startswith(b"pk\x03\x04") and not is_zip:
+    if head.startswith(NO_TABLES) or (head.startswith(b"pk\x03\x04") and not is_zip):
         raise FusionZooError(
-            f"{path} is a ZIP archive, as {' and '.join(_workbooks())} are: rename it if it is a"
-            " workbook"
+            f"{path} is no table, as it starts with {head[:24]!r}: save a web page or PDF as CSV,"
+            " give a workbook its ending (.xlsx, .ods), fetch files of Git LFS (`git lfs pull`)"
         )
-    for start, what in NO_TABLES.items():
-        if head.startswith(start):
-            raise FusionZooError(f"{path} is {what}")
 
 
 def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
@@ -400,10 +343,7 @@ def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:
         return
     for row in pc.indices_nonzero(pc.equal(table.column(0), names[0])).to_pylist():
         if [column[row].as_py() for column in table.columns] == names:
-            raise FusionZooError(
-                f"{path}, row {numbers.number(row)} repeats the header: remove it, and other such"
-                " rows"
-            )
+            raise FusionZooError(f"{path}, row {numbers.number(row)} repeats the header: remove it")
 
 
 def _read_text(
@@ -422,10 +362,7 @@ def _read_text(
 
 
 def _numbers_as_header(path: Path, names: Sequence[str]) -> str:
-    """Say that a first row looks like numbers; an error if no header would hold such numbers.
-
-    A header of 0, 1, 2, ... is that of a DataFrame without names.
-    """
+    """Say that a first row looks like numbers (0, 1, 2, ... is pandas'), or raise an error."""
     if not all(POINT.fullmatch(name.strip()) for name in names) or names == [
         str(x) for x in range(len(names))
     ]:
@@ -452,12 +389,9 @@ def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str
 def _sheets_of_excel(path: Path) -> list[str]:
     import openpyxl
 
-    book = openpyxl.load_workbook(path, read_only=True, keep_links=False)
-    try:
+    with closing(openpyxl.load_workbook(path, read_only=True, keep_links=False)) as book:
         sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
         return [sheet.title for sheet in sheets]
-    finally:
-        book.close()
 
 
 def _sheets_of_open_document(path: Path) -> list[str]:

@@ -46,7 +46,6 @@ SAMPLE_ROWS = 200
 WORD = re.compile(rb"(?<![^\s,;])[^\s,;\x80-\xff]*+[\x80-\xff][^\s,;]*")
 SAMPLE_WORDS = 400  # that show an encoding
 MAX_READINGS, MAX_SHOWN = 6, 40  # encodings and letters in a message
-TYPES = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list"}
 
 
 class BadByte(NamedTuple):
@@ -112,9 +111,7 @@ def check_encoding(path: Path, encoding: str) -> str:
         if not codec._is_text_encoding:
             raise LookupError
     except (LookupError, ValueError):
-        raise FusionZooError(
-            f"--data.encoding {encoding!r} is no encoding; usual are utf-8, cp1252, latin-1, utf-16"
-        ) from None
+        raise FusionZooError(f"--data.encoding {encoding!r} is no encoding, as cp1252 is") from None
     name = "utf-8" if codec.name == "utf-8-sig" else codec.name
     bad = find_bad_byte(path, name)
     if bad is not None:
@@ -266,10 +263,7 @@ def _not_in(path: Path, bad: BadByte, encoding: str, repair: str) -> FusionZooEr
 def read_delimited(
     text: TextFile, delimiter: str | None, *, has_header: bool = True
 ) -> tuple[pa.Table, RowNumbers, str]:
-    """Read a file; return its cells as text, the numbers of its rows and its delimiter.
-
-    Without a header the columns are c1, c2, ...
-    """
+    """Return a file's cells as text, the numbers of its rows and its delimiter."""
     with text.open_text() as opened:
         head = opened.read(SAMPLE)
     if not head.strip():
@@ -296,9 +290,7 @@ def check_delimiter(delimiter: str) -> str:
     """Return the character that the user names, for instance by `tab`."""
     character = NAMES.get(delimiter.lower(), delimiter)
     if len(character) != 1 or character in '"\r\n' or not character.isascii():
-        raise FusionZooError(
-            f"--data.delimiter {delimiter!r} is not one character; usual are ',', ';', '|' and tab"
-        )
+        raise FusionZooError(f"--data.delimiter {delimiter!r} is not one character, as ; or tab")
     return character
 
 
@@ -379,10 +371,9 @@ def _describe_delimited(file: DelimitedFile, error: pa.ArrowInvalid) -> FusionZo
         for number, cells in rows:
             if len(cells) != len(header):
                 return FusionZooError(
-                    f"{path}, row {number}: {len(cells)} cell{'s' * (len(cells) > 1)}, but the"
-                    f" {first} has {len(header)}, with {DELIMITERS.get(delimiter, repr(delimiter))}"
-                    " between them: put a cell that contains this character into quotation marks,"
-                    " or name another delimiter by --data.delimiter"
+                    f"{path}, row {number}: {len(cells)} cells, but the {first} has {len(header)},"
+                    f" with {DELIMITERS.get(delimiter, repr(delimiter))} between them (quote cells"
+                    " with this character, or name another by --data.delimiter)"
                 )
     return FusionZooError(f"{path} cannot be read: {one_line(error)}")
 
@@ -393,33 +384,13 @@ def _check_last_quote(file: DelimitedFile, table: pa.Table) -> None:
     if not any("\n" in (cell or "") for cell in last_row):
         return
     path, delimiter, last_number = file.path, file.delimiter, 1
-    with file.open_utf8() as stream:
-        if ends_outside_of_quotes(stream.read(), delimiter.encode()):
-            return
     with file.open_text() as lines:
         try:
             for number, _ in _parse(lines, delimiter, strict=True):
                 last_number = number
         except csv.Error as error:
             if "end of data" in str(error):
-                raise FusionZooError(
-                    f"{path}: a quotation mark that opens a cell below row {last_number} is not"
-                    " closed, so the rest of the file is in this cell: close it"
-                ) from None
-
-
-def ends_outside_of_quotes(text: bytes, delimiter: bytes) -> bool:
-    r"""Whether the last quotation marks of a text surely leave no cell open; False: perhaps.
-
-    An odd number of them closes a cell that is open, and opens none unless a cell begins there.
-
-    >>> [ends_outside_of_quotes(x, b",") for x in (b'a,"b\nc"', b'a,"b\nc""', b'a,"', b"a,b")]
-    [True, False, False, True]
-    """
-    end = text.rfind(b'"') + 1
-    before = text[:end].rstrip(b'"')
-    count = end - len(before)
-    return not count or (count % 2 == 1 and before[-1:] not in (delimiter, b"\r", b"\n", b""))
+                raise FusionZooError(f"{path}: the quote below row {last_number} is open") from None
 
 
 def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) -> None:
@@ -443,8 +414,7 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
             last = first + cells[lost].count("\n")
             raise FusionZooError(
                 f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
-                " are one cell, between two stray quotation marks: remove these, or write a mark"
-                " within a cell twice and the cell in quotation marks"
+                " are one cell, between two stray quotation marks: remove these"
             )
 
 
@@ -580,32 +550,13 @@ def _json_row_numbers(file: TextFile) -> list[int]:
 
 
 def _describe_json_lines(file: TextFile, error: pa.ArrowInvalid) -> FusionZooError:
-    """Return the error of a file that cannot be parsed, with its first bad row."""
-    path = file.path
-    first: dict[str, str] = {}  # column -> type of its first value
+    """Return the error of a file that cannot be parsed, with its first row that is no object."""
     with file.open_text() as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
             try:
-                row = json.loads(line)
+                is_object = not line.strip() or isinstance(json.loads(line), dict)
             except ValueError as problem:
-                problem_in_line = getattr(problem, "msg", one_line(problem))
-                reason = f"is not JSON: {problem_in_line}; each line holds one object"
-                return FusionZooError(f"{path}, row {number} {reason}")
-            if not isinstance(row, dict):
-                return FusionZooError(f"{path}, row {number} is no object {{...}}")
-            for name, value in row.items():
-                kind = _type_name(value)
-                if value is not None and first.setdefault(name, kind) != kind:
-                    return FusionZooError(
-                        f"{path}, row {number}, column {name!r}: {kind}, but {first[name]} in rows"
-                        " before; write all values of a column in the same way"
-                    )
-    if not first:
-        return FusionZooError(f"{path} is empty")
-    return FusionZooError(f"{path} cannot be read: {one_line(error)}")
-
-
-def _type_name(value: Any) -> str:
-    return TYPES.get(type(value), "an object")
+                return FusionZooError(f"{file.path}, row {number} is not JSON: {one_line(problem)}")
+            if not is_object:
+                return FusionZooError(f"{file.path}, row {number} is no object {{...}}")
+    return FusionZooError(f"{file.path} cannot be read: {one_line(error)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
@@ -10,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
+
+from ..checks import problems
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +26,8 @@ BINARY_TYPES = (
 )
 ArrowColumn: TypeAlias = pa.Array | pa.ChunkedArray  # a column, in one piece or in several
 MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
-MAX_NAMES = 30  # shown in a message
 OPENING, CLOSING = b"[{", b"]}"
+TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
 
 
 def row_numbers(has_value: np.ndarray) -> pa.Array:
@@ -74,10 +77,7 @@ def positions_in(column: ArrowColumn, values: Sequence[str]) -> Tensor:
 
 
 def cell_lengths(column: ArrowColumn) -> Tensor | None:
-    """Return the characters of each text, or the entries of each list, float64; 0 where empty.
-
-    None: the column holds neither.
-    """
+    """Return the length of each text or list, float64; None: the column holds neither."""
     import torch
 
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -117,67 +117,27 @@ def first_true(mask: ArrowColumn) -> int | None:
 
 
 def check_depth(lines: Iterable[bytes], source: str) -> None:
-    """Raise an error for a row of JSON lines that is nested too deeply.
-
-    Brackets inside of text count too, so only rows with many open ones at once are refused.
-    """
+    """Raise an error for a row of JSON lines that is nested too deeply; text does not count."""
     for row, line in enumerate(lines, start=1):
         if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
             continue
-        letters = np.frombuffer(line, np.uint8)
+        letters = np.frombuffer(TEXT.sub(b"", line), np.uint8)
         opened = np.isin(letters, np.frombuffer(OPENING, np.uint8))
         closed = np.isin(letters, np.frombuffer(CLOSING, np.uint8))
-        depth = int((opened.astype(np.int32) - closed).cumsum(dtype=np.int32).max())
-        if depth > MAX_DEPTH and _is_nested(line):
-            raise FusionZooError(
-                f"{source}, row {row}: its values are nested {depth} levels deep; at most"
-                f" {MAX_DEPTH} are read"
-            )
-
-
-def _is_nested(line: bytes) -> bool:
-    """Return whether brackets outside of text are nested too deeply."""
-    depth, in_text, escaped = 0, False, False
-    for letter in line:
-        if in_text:
-            in_text = escaped or letter != ord('"')
-            escaped = not escaped and letter == ord("\\")
-        elif letter == ord('"'):
-            in_text = True
-        else:
-            depth += (letter in OPENING) - (letter in CLOSING)
+        depth = (opened.astype(np.int32) - closed).cumsum(dtype=np.int32).max(initial=0)
         if depth > MAX_DEPTH:
-            return True
-    return False
+            raise FusionZooError(f"{source}, row {row} is nested {depth} deep, above {MAX_DEPTH}")
 
 
 def check_unicode(table: pa.Table, source: str) -> pa.Table:
     """Return a table whose names and texts are valid UTF-8, which Arrow's readers do not check."""
-    try:
+    with problems(f"{source}: the name of a column is not UTF-8", UnicodeDecodeError):
         names = table.column_names
-    except UnicodeDecodeError as error:
-        raise FusionZooError(
-            f"{source}: the name of a column is not UTF-8: {one_line(error)}"
-        ) from None
     for name, column in zip(names, table.columns, strict=True):
-        try:
+        where = f"{source}, column {name!r}"
+        with problems(f"{where} holds text that is not UTF-8: save the file so", pa.ArrowInvalid):
             column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise FusionZooError(
-                f"{source}, column {name!r} holds text that is not UTF-8 ({one_line(error)}): save"
-                " the file as UTF-8"
-            ) from None
     return table
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return names for a message, the first thirty of many.
-
-    >>> list_names(["a", "b"])
-    'a, b'
-    """
-    shown = ", ".join(name[:100] for name in names[:MAX_NAMES])
-    return shown + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
 
 
 def with_text_of_uuids(table: pa.Table) -> pa.Table:

@@ -1,7 +1,4 @@
-"""Data sets of Hugging Face: `Dataset`, `DatasetDict` and their streaming forms.
-
-Their library need not be installed: what is passed in has imported it.
-"""
+"""Data sets of Hugging Face, also streaming; what is passed in has imported their library."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from ..media.decode import media_value
 from .arrow import plain_column, row_numbers
 from .provenance import MEDIA, SPLIT_RULE, Loaded
@@ -62,10 +60,7 @@ def is_stream(data: Any) -> bool:
 def read_hugging_face(
     data: Any, read_stream: Callable[[Any, str], list[Any]]
 ) -> Loaded | StreamedRows:
-    """Read a data set; images and clips stay undecoded, in its memory or on its disk.
-
-    `read_stream` reads the rows of a streaming data set, whose name it gets for messages.
-    """
+    """Read a data set whose media stay undecoded; `read_stream` reads the rows of a stream."""
     source = f"the {type(data).__name__}"
     parts: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
     if not parts:
@@ -95,10 +90,8 @@ def _concatenate(parts: Mapping[str, Any], source: str) -> Any:
         part.remove_columns("split") if "split" in part.column_names else part
         for part in parts.values()
     ]
-    try:
+    with problems(f"the splits of {source} differ", ValueError):
         return sys.modules[LIBRARY].concatenate_datasets(plain)
-    except ValueError as error:
-        raise FusionZooError(f"the splits of {source} differ: {one_line(error)}") from error
 
 
 def _read(dataset: Any, source: str) -> Loaded:

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError
 
+from ..checks import problems
 from ..media.budgets import BUDGETS, check_expansion
 from .arrow import check_unicode, plain_column
 from .paths import PathChecker
@@ -43,10 +44,7 @@ def read_parquet(path: Path) -> pa.Table:
 def check_parquet(
     name: str, size: int, file: Any, source: Any, columns: Collection[str] | None = None
 ) -> None:
-    """Raise an error if the columns of an open file of `size` bytes would take too much memory.
-
-    `source` is what it was opened from; without `columns` all count.
-    """
+    """Raise an error if the (chosen) columns of a file would take too much memory."""
     chosen = [
         column
         for column in range(file.metadata.num_columns)
@@ -113,28 +111,13 @@ def is_parquet_folder(path: Path) -> bool:
     return path.is_dir() and (bool(_parquet(path)) or bool(_folders_with_parquet(path)))
 
 
-def read_parquet_folder(path: Path) -> Loaded:
-    """Read `train-00000-of-00002.parquet`, `train.parquet` or `train/0000.parquet`.
-
-    The names of the files, or of their folders, are the splits. Files may lie in the folder, or in
-    a folder within it such as `data/`.
-    """
-    parts, names = [], []
-    for split, files in files_by_split(path).items():
-        for file in files:
-            try:
-                part = read_parquet(file)
-            except (pa.ArrowException, OSError) as error:
-                raise FusionZooError(f"{file} cannot be read: {one_line(error)}") from error
-            part = part.drop_columns("split") if "split" in part.column_names else part
-            parts.append(part)
-            names += [split] * len(part)
-    try:
-        table = pa.concat_tables(parts, promote_options="default")
-    except pa.ArrowException as error:
-        raise FusionZooError(f"{path}: its files differ in their columns: {error}") from error
-    table = table.append_column("split", pa.array(names, pa.string()))
-    return Loaded(table=table, source=str(path), root=path, split_rule="the names of the files")
+def join_splits(tables: Mapping[str, pa.Table], what: str) -> pa.Table:
+    """Return the rows of the tables of several splits, with a column `split` of their names."""
+    parts = [x.drop_columns("split") if "split" in x.column_names else x for x in tables.values()]
+    with problems(f"{what} differ", pa.ArrowException):
+        table = pa.concat_tables(parts, promote_options="permissive")
+    names = np.repeat([*tables], [len(part) for part in parts])
+    return table.append_column("split", pa.array(names.tolist(), pa.string()))
 
 
 def _top(path: Path) -> Path:
@@ -149,9 +132,7 @@ def _top(path: Path) -> Path:
         return path
     if len(folders) != 1:
         names = ", ".join(folder.name for folder in folders)
-        raise FusionZooError(
-            f"{path} has Parquet files in several folders ({names}): --data.root names one of them"
-        )
+        raise FusionZooError(f"{path}: --data.root names one of its folders: {names}")
     return folders[0]
 
 
@@ -168,10 +149,7 @@ def files_by_split(path: Path) -> Mapping[str, Sequence[Path]]:
         shards = [shard for shard in (SHARD.fullmatch(file.stem) for file in files) if shard]
         expected = int(shards[0]["count"]) if shards else len(files)
         if len(files) != expected:
-            raise FusionZooError(
-                f"{top}: split {split!r} has {len(files)} of {expected} Parquet files"
-                f" ({files[0].name} names their number): add the others"
-            )
+            raise FusionZooError(f"{top}: {len(files)} of {expected} Parquet files of {split!r}")
     return by_split
 
 
@@ -199,13 +177,7 @@ def read_saved_folder(path: Path) -> Loaded:
     if not isinstance(splits, list) or not splits or not all(map(_is_name, splits)):
         raise FusionZooError(f"{path / SPLITS} does not list the splits")
     parts = [_read_split(path, path / split) for split in splits]
-    parts = [part.drop_columns("split") if "split" in part.column_names else part for part in parts]
-    try:
-        table = pa.concat_tables(parts, promote_options="default")
-    except pa.ArrowException as error:
-        raise FusionZooError(f"the splits of {path} differ: {one_line(error)}") from error
-    names = np.repeat(splits, [len(part) for part in parts])
-    table = table.append_column("split", pa.array(names.tolist(), pa.string()))
+    table = join_splits(dict(zip(splits, parts, strict=True)), f"the splits of {path}")
     return Loaded(table=table, source=str(path), root=path, split_rule=SPLIT_RULE)
 
 
@@ -218,10 +190,7 @@ def _read_split(root: Path, folder: Path) -> pa.Table:
     if not names or not all(map(_is_name, names)):
         raise FusionZooError(f"{folder / STATE} names no file of data")
     if state.get("_indices_data_files"):
-        raise FusionZooError(
-            f"{folder} was written by an old version of datasets, with an index of its rows: load"
-            " and save it with a newer one"
-        )
+        raise FusionZooError(f"{folder} is of an old version of datasets: save it anew")
     checker = PathChecker(root, allow_outside=False, must_exist=True)
     tables = []
     for file in (folder / str(name) for name in names):
@@ -229,24 +198,19 @@ def _read_split(root: Path, folder: Path) -> pa.Table:
         if problem:
             raise FusionZooError(f"{folder / STATE}: {problem.partition(' (--data.')[0]}")
         tables.append(_read_file(file))
-    try:
+    with problems(f"the files of {folder} differ", pa.ArrowException):
         return pa.concat_tables(tables)
-    except pa.ArrowException as error:
-        raise FusionZooError(f"the files of {folder} differ: {one_line(error)}") from error
 
 
 def _read_file(file: Path) -> pa.Table:
-    try:
+    damages = (pa.ArrowException, OSError, ValueError, struct.error)
+    with problems(f"{file} cannot be read as a stream of Arrow", *damages):
         source = pa.memory_map(str(file))
         for message in ipc.MessageReader.open_stream(source):
             if _is_compressed(bytes(message.metadata)):
                 raise FusionZooError(f"{file} is compressed, which save_to_disk never does")
         source.seek(0)
         table = ipc.open_stream(source).read_all()
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise FusionZooError(
-            f"{file} cannot be read as a stream of Arrow: {one_line(error)}"
-        ) from error
     columns = {name: plain_column(table.column(name)) for name in table.column_names}
     plain = pa.table(columns).replace_schema_metadata(table.schema.metadata)
     return check_unicode(plain, str(file))
@@ -286,10 +250,8 @@ def _is_name(name: Any) -> bool:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
+    with problems(f"{file} cannot be read", OSError, ValueError, RecursionError):
         content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FusionZooError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise FusionZooError(f"{file} is no object of JSON")
     return content

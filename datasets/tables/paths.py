@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,30 +69,10 @@ class PathChecker:
         if re.fullmatch(NUMBER, cell.strip()):
             comma = " --data.decimal ," if "," in cell else ""
             return f"{shown} is a number, not a path: --data.columns.tabular reads numbers{comma}"
-        if match := re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):(//|\S+;base64,)", cell.strip()):
-            kind = "a URL" if match[2] == "//" else "a data URI"
-            return (
-                f"{shown} is {kind}, which is not opened: download the files and write their paths"
-            )
-        shown = str(self.folder / cell)
         return (
-            f"file {shown} does not exist{self._name_on_disk(cell)}"
+            f"file {self.folder / cell} does not exist"
             " (--data.on_error missing or skip continues without it)"
         )
-
-    def _name_on_disk(self, cell: str) -> str:
-        """Return how the name is written on the disk, where it looks the same but is not."""
-        nfc, nfd = unicodedata.normalize("NFC", cell), unicodedata.normalize("NFD", cell)
-        for form, words, name in (("NFC", "composed", nfc), ("NFD", "decomposed", nfd)):
-            if name != cell and os.path.lexists(os.path.join(self._top, name)):
-                return (
-                    f" in this Unicode normal form, but with {words} letters ({form}), as other"
-                    " systems write the same name: rename the files, or write the table in"
-                    f" {form}"
-                )
-        if "/" in cell and os.path.lexists(os.path.join(self._top, cell.replace("/", "\\"))):
-            return ", but one with backslashes in its name: rename it, as they are read as slashes"
-        return ""
 
     def _is_below(self, path: str, is_file: bool = False) -> bool:
         """Return whether a path leads down from the folder without any link or `..`."""
@@ -212,10 +191,7 @@ def repair_rows(
     allow_outside: bool,
     row_numbers: RowNumbers | None,
 ) -> pa.Table:
-    """Refuse every row that `PairedDataset` would; return a table with unique ids and safe paths.
-
-    A path that leaves the folder is removed, so its file is never read. Rows keep their places.
-    """
+    """Refuse every row that `PairedDataset` would; return unique ids and paths below the folder."""
     table = table.set_column(
         table.column_names.index("id"), "id", _unique_ids(table["id"], row_numbers or RowNumbers())
     )

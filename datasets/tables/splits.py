@@ -96,10 +96,7 @@ def check_shares(shares: Sequence[float]) -> None:
     """Raise an error for shares that are not those of train, val and test."""
     if len(shares) != len(SPLITS) or min(shares) < 0 or not shares[0]:
         words = ", ".join(f"{share:g}" for share in shares)
-        raise FusionZooError(
-            f"shares ({words}): three numbers, those of train, val and test, at least 0, and of"
-            " train above 0: '[0.8,0,0.2]'"
-        )
+        raise FusionZooError(f"shares ({words}): expected [train,val,test], such as [0.8,0,0.2]")
 
 
 def makers_of_splits(settings: Mapping[str, Any]) -> list[str]:
@@ -260,10 +257,7 @@ def class_columns(
 
 
 class _Planner:
-    """Moves keys until every class is in every split, as far as that is possible.
-
-    `keys` and `classes` are pairs that occur together, int64 (P,); a pair may be there repeatedly.
-    """
+    """Moves keys until every class is in every split, as far as that is possible."""
 
     def __init__(
         self,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, kind_of, sorted_words
 
+from ..checks import check_name
 from .arrow import ArrowColumn, first_true
 from .paths import NUMBER
 from .provenance import Provenance
@@ -151,11 +152,7 @@ def read_labels(
     targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
         others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
-        if name not in others:
-            raise FusionZooError(
-                f"{source} has no column {name!r} of labels.{did_you_mean(name, others)}"
-                f" It has: {', '.join(others)}"
-            )
+        check_name(name, others, f"{source} has no column {name!r} of labels")
         target, column = _read_column(table, name, kind, source, where, missing.get(name, ""))
         targets.append(target)
         values.append(column)
@@ -197,18 +194,11 @@ def _read_column(
 
 
 def read_weights(table: pa.Table, name: str, where: Callable[[int], str]) -> Tensor:
-    """Read the column of weights, finite numbers of at least 0: float32 (N,).
-
-    `where` names a row and its sample for messages.
-    """
+    """Read the column of weights, finite numbers of at least 0: float32 (N,)."""
     import torch
 
-    if name not in table.column_names:
-        others = [x for x in table.column_names if x not in NO_LABELS]
-        raise FusionZooError(
-            f"no column {name!r} for --data.weight_column.{did_you_mean(name, others)}"
-            f" There are: {', '.join(others)}"
-        )
+    others = [x for x in table.column_names if x not in NO_LABELS]
+    check_name(name, others, f"no column {name!r} for --data.weight_column")
     cells = table[name].to_pylist()
     weights = torch.tensor([_number_or_nan(cell) for cell in cells], dtype=torch.float32)
     bad = (~(weights.isfinite() & (weights >= 0))).nonzero()[:, 0].tolist()
@@ -236,10 +226,7 @@ def _as_missing(words: str) -> str:
 
 
 def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = "") -> list[str]:
-    """Return the sorted labels of the training split, numbers by value; none without targets.
-
-    `where` names a row for messages, `missing` says which words were read as missing.
-    """
+    """Return the sorted labels of the training split, numbers by value; none without targets."""
     labels = table["target"]
     if labels.null_count == len(labels):
         return []
@@ -284,10 +271,7 @@ class SingleCells:
         return cells[row].as_py()
 
     def segment(self, name: str, row: int) -> tuple[float | None, float | None]:
-        """Return start and end of a modality's value in seconds, by its columns; None: not limited.
-
-        `datasets/sources/media_columns.py` makes the columns.
-        """
+        """Return start and end of a modality's value in seconds; None: not limited."""
         return self._edge(f"{name}_start", row), self._edge(f"{name}_end", row)
 
     def _edge(self, column: str, row: int) -> float | None:
@@ -306,10 +290,7 @@ def _array_of(column: pa.ChunkedArray) -> ArrowColumn:
 
 
 class Samples(Protocol):
-    """What functions read of a `PairedDataset`: its table, and the undecoded values in it.
-
-    `rows` are the samples' rows in `table`, which views share.
-    """
+    """What functions read of a `PairedDataset`; `rows` are the samples' rows in `table`."""
 
     table: pa.Table
     rows: Tensor
@@ -328,35 +309,23 @@ class Samples(Protocol):
     edits: tuple[Callable[..., Any], ...]
 
     def __len__(self) -> int: ...
-
     @property
     def ids(self) -> list[str]: ...
-
     @property
     def split_names(self) -> list[str]: ...
-
     @property
     def splits(self) -> dict[str, int]: ...
-
     @property
     def labels(self) -> list[str | None]: ...
-
     @property
     def targets(self) -> Tensor: ...
-
     @property
     def present(self) -> Tensor: ...
-
     def sample_place(self, row: int) -> str: ...
-
     def check_modality(self, name: str) -> None: ...
-
     def reference(self, name: str, row: int) -> Any: ...
-
     def references(self, modality: str) -> list[Any]: ...
-
     def column(self, name: str) -> list[Any]: ...
-
     def chosen(self, name: str) -> ArrowColumn: ...
 
 
@@ -373,10 +342,7 @@ def presence(table: pa.Table, modalities: Mapping[str, str]) -> Tensor:
 def check_unedited(dataset: Samples, action: str) -> None:
     """Raise an error if an action that takes stored values meets a view that edits them."""
     if dataset.edits:
-        raise FusionZooError(
-            f"{dataset.source}: an edited view cannot be {action}, which takes the values as they"
-            " are stored: do so before `edited`"
-        )
+        raise FusionZooError(f"{dataset.source}: an edited view cannot be {action}")
 
 
 def word_list(words: str | Sequence[str]) -> list[str]:
@@ -426,13 +392,12 @@ def check_modalities(modalities: Mapping[str, str], paths: Sequence[str], source
                 f" a table by --data.columns.my_{kind} {name!r} --data.kinds.my_{kind} {kind}"
             )
         if kind not in KINDS:
-            raise FusionZooError(f"{name} is of kind {kind!r}; kinds are {', '.join(KINDS)}")
-    for name in paths:
-        if name not in modalities:
             raise FusionZooError(
-                f"{source} has no modality {name!r} for --data.paths."
-                f"{did_you_mean(name, modalities)} It has: {', '.join(modalities)}"
+                f"{source}: the kind of {name!r} is {kind!r}: --data.kinds.{name} image (or"
+                f" {', '.join(KINDS[1:])})"
             )
+    for name in paths:
+        check_name(name, modalities, f"{source} has no modality {name!r} for --data.paths")
 
 
 def table_columns(dataset: Samples) -> list[str]:

@@ -173,10 +173,7 @@ def _learn_numbers(numbers: Any, counts: Any, bins: int) -> dict[str, Any]:
         raise FusionZooError("contains numbers that are not finite")
     largest = numbers[np.abs(numbers).argmax()]
     if abs(largest) > MAX_NUMBER:
-        raise FusionZooError(
-            f"holds {largest:g}, beyond what float32 can hold: correct it or, if it stands for a"
-            " missing value, empty it"
-        )
+        raise FusionZooError(f"holds {largest:g}, beyond what float32 can hold: empty it")
     mean = float(np.average(numbers, weights=counts))
     std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
     learned = {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0

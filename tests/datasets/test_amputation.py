@@ -154,18 +154,15 @@ def test_what_was_removed_is_recorded_and_shown() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 1.0}, r"rate=1.0; it must be at least 0 and below 1"),
-        ({"rate": 0.6}, r"rate=0.6 cannot be met: .* so only 240 of the 360 values"),
-        ({"rate": 0.1, "mechanism": "mnra"}, r"mechanism='mnra' is none of mcar, mar, mnar"),
+        ({"rate": 1.0}, r"rate=1.0; it must be a number of at least 0 and below 1"),
+        ({"rate": 0.6}, r"rate=0.6: of \w+ only 240 values may go"),
+        ({"rate": 0.1, "mechanism": "mnra"}, r"mechanism='mnra' is neither"),
         ({"rate": 0.1, "modalities": "txt"}, r"no modality 'txt'. Did you mean 'text'"),
         ({"rate": 0.1, "depends_on": "text"}, r"depends_on='text' is for mechanism='mar' only"),
-        ({"rate": 0.1, "mechanism": "mar", "depends_on": "x"}, r"one of: label, text, vector"),
-        (
-            {"rate": 0.1, "mechanism": "mar", "depends_on": "text", "modalities": "text,vector"},
-            r"is to be removed itself: that is mechanism='mnar'",
-        ),
+        ({"rate": 0.1, "mechanism": "mar", "depends_on": "x"}, r"none of label, text, vector"),
+        ({"rate": 0.1, "mechanism": "mar", "depends_on": "text", "modalities": "text"}, "itself"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(FusionZooError, match=message):
         make().amputate(**settings)
@@ -185,7 +182,7 @@ def test_missing_mechanism_is_a_setting_of_every_data_set_and_mcar_is_as_before(
     assert torch.equal(plain.present, named.present)
     data = create_dataset("interactions", samples=200, missing=0.3, missing_mechanism="mnar")
     assert (~data.present).sum(0).tolist() == [60, 60]
-    with pytest.raises(FusionZooError, match='missing_mechanism="mar" needs missing='):
+    with pytest.raises(FusionZooError, match="missing_mechanism= needs missing="):
         create_dataset("interactions", samples=200, missing_mechanism="mar")
     with pytest.raises(FusionZooError, match=r"missing_mechanism='random'"):
         create_dataset("digits", missing=0.3, missing_mechanism="random")

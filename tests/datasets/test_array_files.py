@@ -122,7 +122,7 @@ def test_a_square_view_is_as_the_others_are_which_is_said(tmp_path: Path) -> Non
     [
         ({"x1": A, "x2": B}, "has no labels. It holds x1 (60 x 5), x2 (60 x 2); expected views"),
         ({"Y": Y, "name": "me"}, "has no views. It holds Y (1 x 60), name (1)"),
-        ({"x1": A, "x2": B[:50], "Y": Y}, "fit neither rows nor columns of x2 (50 x 2)"),
+        ({"x1": A, "x2": B[:50], "Y": Y}, "fit neither rows nor columns of x2."),
         ({"x1": A, "x2": B * 1e39, "Y": Y}, "has numbers in x2 beyond those of float32"),
         ({"A": A[:9], "Y": Y}, "has 60 labels, and no array of as many samples"),
         ({"X": cells(A, B), "s": {"a": 1}, "t": 0}, "X (cells of (60 x 5), (60 x 2)), s (struct)"),
@@ -150,7 +150,7 @@ def test_a_folder_of_numbers_with_labels_apart_is_one_data_set(tmp_path: Path) -
     assert dataset.split_names == ["train"] * 40 + ["test"] * 20
     assert "left out: 1_featname" in "\n".join(data_summary(dataset))
     np.savetxt(tmp_path / "2_te.csv", B, delimiter=",")
-    with pytest.raises(FusionZooError, match=r"neither rows nor columns of 2 \(60 x 2\)"):
+    with pytest.raises(FusionZooError, match=r"neither rows nor columns of 2\."):
         create_dataset(str(tmp_path))
 
 

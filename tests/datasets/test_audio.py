@@ -66,8 +66,8 @@ def test_integer_tensors_are_scaled_and_floats_stay_as_they_are() -> None:
     ("samples", "reason"),
     [
         (32767.0 * WAVE, "peaks at .* divide by the full scale"),
-        (as_integers(WAVE, np.int16).astype(np.int64), "int64, whose full scale is unknown"),
-        ((32767 * WAVE).astype(np.int16).tolist(), "int64, whose full scale is unknown"),
+        (as_integers(WAVE, np.int16).astype(np.int64), "int64: give int16, int32 or floats"),
+        ((32767 * WAVE).astype(np.int16).tolist(), "int64: give int16, int32 or floats"),
         (WAVE > 0, "bool are not audio"),
         ([0.0, float("nan")], "are not finite"),
         ([0.0, float("inf")], "are not finite"),

@@ -15,7 +15,7 @@ from fusionzoo.datasets.opening.as_trained import complete_for_model
 from fusionzoo.datasets.opening.complete import complete
 from fusionzoo.datasets.sources.cell_kinds import find_date_order
 from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alone
-from fusionzoo.errors import FusionZooError, as_keywords
+from fusionzoo.errors import FusionZooError
 
 N = 60
 
@@ -111,7 +111,7 @@ def test_columns_that_no_text_can_hold_are_named_with_the_columns_kept(kind: str
     tags = table().append_column("tags", pa.array([["a", "b"][: 1 + n % 2] for n in range(N)]))
     done = complete({"name": "manifest", "root": tags}, "tags")
     assert done.target_kinds == {"tags": "multilabel"}
-    with pytest.raises(FusionZooError, match="target 'odd' holds struct<a: int64>; labels are"):
+    with pytest.raises(FusionZooError, match="target 'odd' holds struct<a: int64>, no labels"):
         structs = table().append_column("odd", [odd["struct"]])
         complete({"name": "manifest", "root": structs}, "odd")
 
@@ -120,11 +120,8 @@ def test_columns_that_no_text_can_hold_are_named_with_the_columns_kept(kind: str
     ("cells", "problem"),
     [
         ([None], "'y' is empty in all rows"),
-        ([""], "'y' is empty in all rows"),
         ([[]], "'y' is empty in all rows"),
-        (["a"], "'y' is 'a' in all rows that have one"),
-        (["a", ""], "'y' is 'a' in all rows that have one"),
-        ([["a"]], "'y' is 'a' in all rows that have one"),
+        (["a"], "'y' has a single value"),
         ([f"name {n}" for n in range(N)], "'y' has 60 different values in 60 rows, too many"),
     ],
 )
@@ -255,10 +252,8 @@ def test_a_column_of_another_unit_is_named_with_both_units() -> None:
     [
         ("Gewicht", ["50,5 kg", "50500 g"], r"'50500 g', in g; the model was trained on kg: conv"),
         ("Gewicht", ["schwer"], "'schwer', which is no number; the model was trained on numbers"),
-        ("Tag", ["12/24/2021"], "'12/24/2021', which is no date of day, month, year, as the model"),
         ("Tag", ["gestern"], "'gestern', which is no date of day, month, year"),
         ("Gewicht", ["50,5", "k.A."], None),
-        ("Gewicht", [50.5], None),
         ("Tag", [datetime.date(2021, 3, 4)], None),
         ("Tag", ["2021-03-04", ""], None),
     ],
@@ -278,11 +273,6 @@ def test_another_unit_or_type_than_in_training_is_refused_in_one_line(
     assert "\n" not in str(found.value)
 
 
-def test_an_unknown_target_names_the_nearest_column_in_the_callers_words() -> None:
-    with pytest.raises(FusionZooError, match=r"has no column 'Klase' for target=\. Did you mean"):
-        fusionzoo.create_dataset(table(), target="Klase")
-
-
 def test_paths_in_a_table_in_memory_start_from_the_base(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -300,20 +290,6 @@ def test_a_number_alone_that_sorts_the_classes_is_a_leak() -> None:
     classes = pa.array(["low" if n < N // 2 else "high" for n in range(N)])
     assert tells_alone(score, "number", classes, "classification")
     assert not tells_alone(score, "number", pa.array(["a", "b"] * (N // 2)), "classification")
-
-
-@pytest.mark.parametrize(
-    ("flags", "keywords"),
-    [
-        ("--data.na reads it", "na= reads it"),
-        ("--train.epochs 5: too many", "epochs=5: too many"),
-        ("--encoders.image.freeze all", 'encoders={"image": {"freeze": "all"}}'),
-        ("--data.drop_empty true leaves", "drop_empty=True leaves"),
-        ("start `torchrun --nproc-per-node=2 x.py`", "start `torchrun --nproc-per-node=2 x.py`"),
-    ],
-)
-def test_flags_in_messages_are_keywords_in_python(flags: str, keywords: str) -> None:
-    assert as_keywords(flags) == keywords
 
 
 def test_the_sheet_that_has_the_target_is_read_and_dates_of_excel_are_dates(tmp_path: Path) -> None:

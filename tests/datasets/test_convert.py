@@ -96,22 +96,17 @@ TUPLES = b"\x80\x04)\x94" + b"".join(
 )
 HOSTILE = {
     "a function": (b"cos\nsystem\n(S'touch {path}'\ntR.", "asks for os.system"),
-    "a built-in function": (b"c__builtin__\neval\n(S'1'\ntR.", "__builtin__.eval"),
     "an instance": (b"(S'touch {path}'\nios\nsystem\n.", "asks for os.system"),
-    "a dotted name": (b"\x80\x04\x8c\x08builtins\x8c\x0deval.__call__\x93.", "eval.__call__"),
     "an attribute of a function": (
         b"\x80\x02c_codecs\nencode\n}X\x01\x00\x00\x00aK\x01sb.",
         "state",
     ),
     "the state of a dict": (b"\x80\x02}}X\x01\x00\x00\x00aK\x01sb.", "the state of a dict"),
-    "an extension": (b"\x80\x02\x82\x01.", "extension"),
     "a persistent object": (b"Px\n.", "outside of the file"),
-    "a tensor": (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.", "torch._utils"),
     "a buffer of 2 GB": (b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R.", "bytearray"),
     "text of 1 PB": (b"\x80\x04\x8d" + (2**50).to_bytes(8, "little") + b"a.", "no pickle"),
     "a memo of 2 billion": (b"\x80\x02Nr\xff\xff\xff\x7fK\x01a.", "no pickle"),
     "a bytearray of 3.6 GB": (b"\x96" + (3_600_000_000).to_bytes(8, "little") + b"a.", "bytearray"),
-    "a bytearray beyond memory": (b"\x96" + b"\xff" * 8 + b".", "bytearray"),
     "tuples as a key": (TUPLES + b"}h\x63Ns.", "a key or an element"),
     "tuples as keys": (TUPLES + b"}(h\x63Nu.", "a key or an element"),
     "tuples in a dict": (TUPLES + b"(h\x63Nd.", "a key or an element"),
@@ -134,29 +129,17 @@ HOSTILE = {
         + b"e.",
         "by copying what it holds",
     ),
-    "copies of text": (
-        b"\x80\x04c_codecs\nencode\n\x94X\xff\xff\0\0"
-        + b"a" * 65_535
-        + b"\x94]("
-        + b"h\0h\1\x85R" * 9999
-        + b"e.",
-        "by copying what it holds",
-    ),
     "an integer of 4,000 digits": (pickle.dumps(10**4000), "an integer of 13,288 bits"),
     "an integer of 4,000 digits, as text": (b"L1" + b"0" * 4000 + b"L\n.", "an integer of 13,288"),
     "an integer of 5,000 digits, as text": (b"I1" + b"0" * 5000 + b"\n.", "no pickle"),
-    "an integer of 600 digits": (pickle.dumps(10**600), "an integer of 1,994 bits"),
     "too many dimensions": (
         ARRAY.replace(b"K\x03\x85", b"(" + b"K\x03" * 65 + b"t"),
         "unknown format",
     ),
-    "a name of two lines": (b"\x80\x04X\x03\0\0\0a\nbX\x01\0\0\0c\x93.", "asks for a b.c"),
     "a cut file": (ARRAY[:-20], "no pickle that can be read"),
-    "an empty file": (b"", "no pickle that can be read"),
     "a larger shape": (ARRAY.replace(b"K\x03\x85", b"K\xff\x85"), "with other data"),
     "a negative shape": (ARRAY.replace(b"K\x03\x85", b"J\xff\xff\xff\xff\x85"), "unknown format"),
     "another type": (ARRAY.replace(b"f8", b"O8"), "array"),
-    "a void type": (ARRAY.replace(b"f8", b"V8"), "array of type 'V8'"),
 }
 
 
@@ -350,16 +333,6 @@ def test_the_command_prints_what_to_do_next(
     printed = capsys.readouterr().out
     assert f"train {tmp_path / 'out' / 'manifest.parquet'}" in printed
     assert "sequence: audio, 16 samples, width 5" in printed
-
-
-@pytest.mark.parametrize("value", [10**4000, [10**4000], {"labels": [10**400]}])
-def test_a_huge_integer_is_one_line_of_the_command(
-    value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = store(tmp_path, {"id": ["a"], "labels": value})
-    assert console(["data", "convert", str(path), str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err.strip()
-    assert "data.pkl asks for an integer of" in error and "\n" not in error
 
 
 def test_a_small_pickle_cannot_take_the_machines_memory(tmp_path: Path) -> None:

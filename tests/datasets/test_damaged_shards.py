@@ -91,7 +91,9 @@ SPARSE = {
 @pytest.mark.parametrize("form", SPARSE)
 def test_a_sparse_member_of_a_tar_is_refused_by_name(form: str, tmp_path: Path) -> None:
     write(tmp_path, vectors(0), SPARSE[form], vectors(2), bytes(1024))
-    with pytest.raises(FusionZooError, match=r"train-000000\.tar, 0001\.vector\.npy is stored wi"):
+    with pytest.raises(
+        FusionZooError, match=r"train-000000\.tar, 0001\.vector\.npy is a link, a sp"
+    ):
         fz.create_dataset(tmp_path)
 
 
@@ -116,7 +118,7 @@ def test_a_damaged_header_does_not_end_a_tar(tmp_path: Path) -> None:
     data = bytearray(vectors(0, 1, 2, 3) + bytes(1024))
     data[len(vectors(0, 1)) + 3] ^= 4
     write(tmp_path, data)
-    with pytest.raises(FusionZooError, match=r"neither a member nor the end mark .* byte 2,048 of"):
+    with pytest.raises(FusionZooError, match=r"is cut off or damaged at byte 2,048"):
         fz.create_dataset(tmp_path)
 
 
@@ -139,14 +141,6 @@ def test_a_member_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None
             fz.create_dataset(tmp_path)
 
 
-def test_two_members_for_one_modality_of_a_sample_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, member("1.jpg", b"\xff\xd8\xff"), member("1.png", b"\x89PNG"), bytes(1024))
-    with pytest.raises(
-        FusionZooError, match=r"1\.png: 1\.jpg of the same sample holds 'image' too"
-    ):
-        fz.create_dataset(tmp_path)
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -164,7 +158,7 @@ def test_a_key_with_dots_is_refused_where_it_would_lose_a_member(
     write(tmp_path, *map(member, names, contents), bytes(1024))
     with pytest.raises(FusionZooError) as caught:
         fz.create_dataset(tmp_path)
-    assert f"train-000000.tar, {names[1]}: {names[0]} of the same sample holds" in str(caught.value)
+    assert f"train-000000.tar, {names[1]}: {names[0]} has" in str(caught.value)
     assert "ends at the first dot" in str(caught.value)
 
 
@@ -187,7 +181,7 @@ def test_members_of_a_sample_that_stand_apart_are_refused_with_the_remedy(
         names = ["0.cls", "0.txt", "1.cls", "1.txt", "0.json"]
     contents = [b"{}" if name.endswith("json") else b"x" for name in names]
     write(tmp_path, *map(member, names, contents), bytes(1024))
-    with pytest.raises(FusionZooError, match=r"of sample '0', which must follow .*--sort=name"):
+    with pytest.raises(FusionZooError, match=r"of sample '0': write .*--sort=name"):
         fz.create_dataset(tmp_path)
 
 
@@ -355,13 +349,13 @@ def test_files_of_a_converted_stream_are_those_that_were_written(
         damaged = bytearray(whole)
         damaged[position] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(FusionZooError, match=r"test-00000.*bytes .* were changed since they"):
+        with pytest.raises(FusionZooError, match=r"test-00000.*bytes .* changed: copy it again"):
             fz.create_dataset(str(out))
     path.write_bytes(whole[:-1])
     with pytest.raises(FusionZooError, match=r"bytes, and files\.json says .* copy it again"):
         fz.create_dataset(str(out))
     path.rename(out / "val-00000-of-00001.parquet")
-    with pytest.raises(FusionZooError, match=r"cannot be opened: .*; files\.json lists it"):
+    with pytest.raises(FusionZooError, match=r"listed in files\.json, cannot be opened"):
         fz.create_dataset(str(out))
     path.write_bytes(whole)
     with pytest.raises(FusionZooError, match=r"val-00000.* is not listed in files\.json: move it"):

@@ -146,11 +146,6 @@ def test_the_picture_shows_the_remaining_strokes_where_they_were(
     assert 3 <= dark.min() <= dark.max() <= 9  # 900 - 840 to 900 - 760 of 1024, in 64 pixels
 
 
-def test_an_outline_of_other_letters_is_an_error() -> None:
-    with pytest.raises(FusionZooError, match="cannot draw A 3 3 of the path M 0 0 A 3 3"):
-        hanzi.polygon("M 0 0 A 3 3")
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with both packages, of two characters, as if they were unpacked by hand."""
@@ -203,11 +198,6 @@ def test_picture_and_readings_are_added_on_request(home: Path) -> None:
     assert first.values["picture"].shape == (3, 64, 64)
     with pytest.raises(FusionZooError, match="readings='klingon': there are those in mandarin"):
         create_dataset("hanzi", root=root, readings="klingon")
-
-
-def test_without_the_data_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(FusionZooError, match="`fusionzoo data fetch hanzi`"):
-        create_dataset("hanzi", root=str(tmp_path))
 
 
 @pytest.mark.slow

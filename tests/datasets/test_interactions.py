@@ -10,7 +10,6 @@ import torch
 
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets.builtin.planted import TASKS, interactions_bayes_accuracy
-from fusionzoo.errors import FusionZooError
 
 
 def bits(data: PairedDataset, name: str) -> list[int]:
@@ -61,12 +60,3 @@ def test_splits_and_encoders_are_given() -> None:
         "hidden": 32,
         "in_dim": 5,
     }
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [({"task": "xnor"}, "Did you mean 'xor'"), ({"num_modalities": 1}, "needs at least 2")],
-)
-def test_a_task_that_there_is_not_is_one_clear_error(settings: dict[str, int], says: str) -> None:
-    with pytest.raises(FusionZooError, match=says):
-        create_dataset("interactions", **settings)

@@ -6,7 +6,6 @@ import base64
 import io
 import re
 import struct
-import tarfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -99,9 +98,6 @@ RAMP = np.linspace(0, 1, 64)[None]
     [
         ((2 * RAMP - 1).astype(np.float32), "has values from -1 to 1, and black would be 0"),
         ((255 * RAMP - 20).astype(np.float32), "has values from -20 to 235"),
-        ((-4 * RAMP - 1).astype(np.float32), "has values from -5 to -1"),
-        ((3000 * RAMP - 1000).astype(np.int32), "has values from -1000 to 2000"),
-        ((3000 * RAMP - 1000).astype(np.int16), "has values from -1000 to 2000"),
         (np.where(RAMP < 0.1, -np.inf, RAMP).astype(np.float32), "that are not finite"),
         (np.where(RAMP > 0.9, np.nan, RAMP).astype(np.float32), "that are not finite"),
     ],
@@ -263,28 +259,6 @@ def test_a_png_whose_pixels_are_damaged_is_refused_and_ends_no_process(tmp_path:
         decode_image(whole[: first - 8] + chunk + whole[-12:])
 
 
-@pytest.mark.parametrize(
-    ("name", "contents"),
-    [
-        (b"iCCP", b"icc\0\0" + zlib.compress(b"no profile")),
-        (b"sRGB", b"\x09"),
-        (b"cHRM", bytes(32)),
-        (b"tRNS", bytes(6)),
-    ],
-)
-def test_odd_metadata_of_a_png_print_nothing(
-    name: bytes, contents: bytes, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Decoders that use libpng may warn on stderr, without the file's name."""
-    buffer = io.BytesIO()
-    Image.fromarray(BLOCKS).convert("RGB").save(buffer, "PNG")
-    data = buffer.getvalue()
-    chunk = struct.pack(">I", len(contents)) + name + contents
-    chunk += struct.pack(">I", zlib.crc32(name + contents))
-    assert decode_image(data[:33] + chunk + data[33:]).shape == (3, 32, 48)
-    assert capfd.readouterr().err == ""
-
-
 def test_one_colour_of_an_rgb_png_may_be_transparent(tmp_path: Path) -> None:
     path = saved(Image.new("RGB", (2, 2), RED), tmp_path / "a.png", transparency=RED)
     assert (decode_image(path) == 255).all()
@@ -329,13 +303,8 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
     path = tmp_path / "huge.png"
     path.write_bytes(png_header(width, height))
     size = rf"({width * height} pixels|{width} x {height} pixels)"
-    with pytest.raises(FusionZooError, match=rf"huge\.png is too large.*{size}.*89,478,485"):
+    with pytest.raises(FusionZooError, match=rf"huge\.png .*{size}"):
         decode_image(path)
-
-
-def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
-    with pytest.raises(FusionZooError, match=r"the image is too large.*10000 x 9000"):
-        decode_image(Image.new("1", (10_000, 9_000)))
 
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -535,21 +504,6 @@ def test_vectors_and_sequences_come_from_lists_and_files(tmp_path: Path) -> None
         decode("vector", tmp_path / "a.npy")
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("image", 3),
-        ("image", np.zeros((2, 2))),
-        ("audio", 3),
-        ("text", 3),
-        ("audio", (np.zeros((2, 2)), 8000)),
-    ],
-)
-def test_an_object_of_the_wrong_type_is_an_error(kind: str, value: Any) -> None:
-    with pytest.raises(FusionZooError):
-        decode(kind, value)
-
-
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"a" * 300}])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]) -> None:
@@ -614,6 +568,11 @@ def test_what_a_library_writes_to_stderr_is_one_line_with_the_name(
     assert capfd.readouterr().err == ""
 
 
+def test_a_large_picture_given_as_an_object_is_refused_before_it_is_loaded() -> None:
+    with pytest.raises(FusionZooError, match=r"the image is too large.*10000 x 9000"):
+        decode_image(Image.new("1", (10_000, 9_000)))
+
+
 def test_outside_of_a_worker_the_process_keeps_its_stderr_and_warnings(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -650,31 +609,9 @@ def test_a_warning_of_pillow_names_each_file(
 
 
 @pytest.mark.usefixtures("in_a_worker_that_said_nothing")
-@pytest.mark.filterwarnings("always")
-def test_very_many_pixels_are_said_with_the_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = saved(Image.fromarray(BLOCKS), tmp_path / "a.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    decode_image(path)
-    assert caplog.records[-1].getMessage().startswith(f"{path}: Image size (1536 pixels) exceeds")
-
-
-@pytest.mark.usefixtures("in_a_worker_that_said_nothing")
-@pytest.mark.parametrize("kind", ["tar", "memory"])
-def test_a_warning_about_bytes_names_their_sample(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    images = [with_junk("JPEG"), with_junk("JPEG")]
-    source: Any = [{"id": n, "image": data} for n, data in zip("ab", images, strict=True)]
-    if kind == "tar":
-        source = tmp_path
-        with tarfile.open(tmp_path / "train.tar", "w") as tar:
-            for name, data in zip("ab", images, strict=True):
-                member = tarfile.TarInfo(f"{name}.jpg")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    data = create_dataset(source, targets={})
+def test_a_warning_about_bytes_names_their_sample(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"id": name, "image": with_junk("JPEG")} for name in "ab"]
+    data = create_dataset(rows, targets={})
     for sample in (data[0], data[1]):
         assert sample is not None
     messages = [x.getMessage() for x in caplog.records if "Corrupt JPEG" in x.getMessage()]

@@ -79,28 +79,15 @@ class Changed(PairedDataset):
         return self.change(sample)
 
 
-def with_vector(sample: Sample, vector: Any) -> Sample:
-    return sample._replace(values={**sample.values, "vector": vector})
+def changed(change: Callable[[Any, Sample], Any]) -> Callable[[], PairedDataset]:
+    """A data set whose vectors are what `change` makes of them."""
 
+    class Mutant(Changed):
+        def change(self, sample: Sample) -> Sample:
+            vector = change(sample.values["vector"], sample)
+            return sample._replace(values={**sample.values, "vector": vector})
 
-class SilentlyMissing(Changed):
-    def change(self, sample: Sample) -> Sample:
-        return with_vector(sample, None) if sample.id == "s3" else sample
-
-
-class DoublePrecision(Changed):
-    def change(self, sample: Sample) -> Sample:
-        return with_vector(sample, sample.values["vector"].double())
-
-
-class OfItsProcess(Changed):
-    def change(self, sample: Sample) -> Sample:
-        return with_vector(sample, sample.values["vector"] + os.getpid())
-
-
-class NoisyDecoding(Changed):
-    def change(self, sample: Sample) -> Sample:
-        return with_vector(sample, sample.values["vector"] + 0.1 * random.random())
+    return lambda: sound(Mutant)
 
 
 class NoSeed(Changed):
@@ -157,11 +144,20 @@ CAUGHT_BY: dict[str, tuple[Callable[[], PairedDataset], str]] = {
     "misspelt_split": (misspelt_split, "every_sample_is_in_one_split"),
     "overlapping_splits": (overlapping_splits, "every_sample_is_in_one_split"),
     "torn_group": (torn_group, "groups_are_in_one_split"),
-    "silently_missing": (of_class(SilentlyMissing), "presence_is_what_decoding_gives"),
-    "double_precision": (of_class(DoublePrecision), "values_are_of_their_kind"),
-    "of_its_process": (of_class(OfItsProcess), "two_workers_decode_what_one_process_does"),
+    "silently_missing": (
+        changed(lambda x, sample: None if sample.id == "s3" else x),
+        "presence_is_what_decoding_gives",
+    ),
+    "double_precision": (changed(lambda x, _: x.double()), "values_are_of_their_kind"),
+    "of_its_process": (
+        changed(lambda x, _: x + os.getpid()),
+        "two_workers_decode_what_one_process_does",
+    ),
     "drawn_at_opening": (drawn_at_opening, "opening_it_again_gives_the_same"),
-    "noisy_decoding": (of_class(NoisyDecoding), "a_sample_depends_on_its_place_and_seed_alone"),
+    "noisy_decoding": (
+        changed(lambda x, _: x + 0.1 * random.random()),
+        "a_sample_depends_on_its_place_and_seed_alone",
+    ),
     "no_seed": (of_class(NoSeed), "a_sample_depends_on_its_place_and_seed_alone"),
     "counted_from_one": (of_class(CountedFromOne), "targets_are_in_range"),
     "references": (

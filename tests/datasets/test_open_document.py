@@ -91,7 +91,7 @@ def test_the_sheet_with_the_target_is_taken_and_a_sheet_can_be_named(tmp_path: P
     data = fusionzoo.create_dataset(str(path), target="Klasse")
     assert data.provenance.reading == ("sheet 'data' of 2 (--data.sheet)",)
     assert read(path, sheet="cover").column_names == ["title"]
-    with pytest.raises(FusionZooError, match=r"no sheet 'x' .* it has: cover, data"):
+    with pytest.raises(FusionZooError, match=r"no sheet 'x'; it has: cover, data"):
         read(path, sheet="x")
 
 
@@ -133,22 +133,5 @@ def test_deeply_nested_text_is_one_error(tmp_path: Path) -> None:
     deep = f"<text:p>{'<text:span>' * 20_000}x{'</text:span>' * 20_000}</text:p>"
     inner = f'<table:table-cell office:value-type="string">{deep}</table:table-cell>'
     path = write(tmp_path / "m.ods", one=f"<table:table-row>{inner}</table:table-row>")
-    with pytest.raises(FusionZooError, match=r"cannot be read as \.ods"):
-        read(path)
-
-
-@pytest.mark.parametrize("name", ["m.ods", "m.xlsx"])
-def test_a_workbook_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FusionZooError, match=f"no file .*{name}"):
-        fusionzoo.create_dataset(str(tmp_path / name), target="x")
-
-
-def test_other_archives_are_no_sheets(tmp_path: Path) -> None:
-    path = tmp_path / "m.ods"
-    with zipfile.ZipFile(path, "w") as parts:
-        parts.writestr("other.xml", "<x/>")
-    with pytest.raises(FusionZooError, match=r"cannot be read as \.ods"):
-        read(path)
-    path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(FusionZooError, match=r"cannot be read as \.ods"):
         read(path)

@@ -98,18 +98,3 @@ def test_a_drawing_is_rendered_whatever_the_unit_of_its_size(
     assert max(image.size) == 224
     inked = np.asarray(image.convert("RGBA"))[..., 3].any(0)
     assert np.isclose(inked.mean(), 0.25, atol=0.02)  # 10 of 40 mm
-
-
-def test_what_cannot_be_read_or_rendered_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(FusionZooError, match=r"ant.svg cannot be read as XML"):
-        built(tmp_path, monkeypatch, {"animals/ant": "<svg"})
-    empty = svg().replace('width="40mm"', 'width="0"')
-    with pytest.raises(FusionZooError, match=r"animals/ant.svg cannot be rendered"):
-        built(tmp_path, monkeypatch, {"animals/ant": empty})
-
-
-def test_without_the_table_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(FusionZooError, match="fusionzoo data fetch openclipart"):
-        openclipart.openclipart(root=str(tmp_path))

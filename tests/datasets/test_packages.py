@@ -71,7 +71,7 @@ def test_it_is_downloaded_once_in_the_pinned_version(ran: list[list[str]], tmp_p
 def test_other_files_than_the_pinned_ones_are_refused_and_not_kept(tmp_path: Path) -> None:
     right = digest_of(package().fetch(tmp_path / "right"))
     assert package(sha256=right).fetch(tmp_path / "again") == tmp_path / "again"
-    with pytest.raises(FusionZooError, match=r"thing 1 have sha256 .*, expected 0000.*registry"):
+    with pytest.raises(FusionZooError, match=r"thing 1: its sha256 is .*, not 0000.*registry"):
         package(sha256="0" * 64).fetch(tmp_path / "wrong")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "right"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -205,39 +204,6 @@ def error_of(folder: Path, cell: str, kind: str = "image") -> str:
         create_dataset(folder / "m.parquet", paths=kind)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["image", "audio", "text"])
-@pytest.mark.parametrize(
-    "name", ["caf\u00e9.png", "caf\u00e9/1.png", "\ud55c\uad6d.wav", "\u212b.txt"]
-)
-def test_a_name_in_another_unicode_form_is_told(name: str, kind: str, tmp_path: Path) -> None:
-    for form, other, words in (("NFD", "NFC", "decomposed"), ("NFC", "NFD", "composed")):
-        folder = tmp_path / form
-        path = folder / unicodedata.normalize(form, name)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"x")
-        says = error_of(folder, unicodedata.normalize(other, name), kind)
-        assert f"with {words} letters ({form})" in says
-
-
-@pytest.mark.parametrize(
-    ("cell", "kind"),
-    [
-        ("https://example.com/a.png", "a URL"),
-        ("S3://bucket/a.wav", "a URL"),
-        ("file:///tmp/a.png", "a URL"),
-        ("data:image/png;base64,iVBORw0KGgo=", "a data URI"),
-    ],
-)
-def test_a_url_in_a_cell_is_told(cell: str, kind: str, tmp_path: Path) -> None:
-    assert f"is {kind}, which is not opened: download the files" in error_of(tmp_path, cell)
-
-
-def test_a_backslash_in_the_name_of_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a\\b.png").write_bytes(b"x")
-    says = error_of(tmp_path, "a\\b.png")
-    assert "but one with backslashes in its name: rename it" in says
 
 
 def test_a_name_that_is_nowhere_does_not_exist(tmp_path: Path) -> None:

@@ -175,15 +175,15 @@ def test_batches_that_would_never_come_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"distributed": (2, 2)}, "the rank must be within 0 to 1"),
+        ({"distributed": (2, 2)}, "the rank must be below 2"),
         ({"subset": []}, "0 samples"),
         ({"subset": [30]}, "indices outside 0 to 9"),
         ({"weights": [1.0, 2.0]}, "2 weights for 10 samples"),
-        ({"weights": [-1.0] * 10}, "none negative"),
-        ({"weights": [float("nan")] * 10}, "finite"),
+        ({"weights": [-1.0] * 10}, "10 weights for"),
+        ({"weights": [float("nan")] * 10}, "10 weights for"),
         ({"weights": [1.0] + [0.0] * 9, "subset": [3]}, "all weights are 0"),
         ({"weights": "clas"}, "only named scheme is 'class'"),
-        ({"distributed": (0, 11), "drop_last": True}, "drop_last leaves nothing"),
+        ({"distributed": (0, 11), "drop_last": True}, "drop_last leaves none"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(settings: dict[str, object], says: str) -> None:

@@ -26,7 +26,6 @@ from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards.blocks import Blocks, StoredCells
 from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import replacing
 from helpers.stopped import hashes, stop_at
 
 ROWS = 60
@@ -212,12 +211,6 @@ def test_each_block_is_read_once_per_epoch(shuffle: bool, shards: Path) -> None:
     assert stored(train).reads == len(blocking.blocks.unique()) > 6
 
 
-def test_a_data_set_of_parts_of_arrays_says_what_its_first_sample_is(
-    source: PairedDataset,
-) -> None:
-    assert "sequences.npy[0]" in repr(source)
-
-
 def test_the_longest_samples_come_first_within_a_window(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
     order = train.by_length()
@@ -337,13 +330,13 @@ def test_a_finished_conversion_is_verified(
     out = tmp_path / "out"
     write_shards(source, out, Settings(**SMALL))
     assert write_shards(source, out, Settings(**SMALL)).resumed == 3
-    with pytest.raises(FusionZooError, match="of other samples, or with other settings"):
+    with pytest.raises(FusionZooError, match="holds shards of other samples or settings"):
         write_shards(source.split("train"), out, Settings(**SMALL))
     shard = out / "val-00000-of-00001.parquet"
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(FusionZooError, match="was changed since it was written"):
+    with pytest.raises(FusionZooError, match="was changed: remove "):
         write_shards(source, out, Settings(**SMALL))
     done = subprocess.run(
         ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=shards, check=False
@@ -358,7 +351,7 @@ def test_a_shard_that_was_cut_is_named(source: PairedDataset, tmp_path: Path) ->
     with pytest.raises(FusionZooError, match=r"val-00000-of-00001\.parquet has .* copy it again"):
         fz.create_dataset(tmp_path)
     shard.unlink()
-    with pytest.raises(FusionZooError, match="json lists it"):
+    with pytest.raises(FusionZooError, match=r"listed in shards\.json, cannot be opened"):
         fz.create_dataset(tmp_path)
 
 
@@ -451,10 +444,8 @@ def test_a_killed_conversion_goes_on(killed: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "says"),
     [
-        (b"[" * 100_000 + b"]" * 100_000, "it is nested too deep"),
-        (b"no json", "Expecting value"),
+        (b"[" * 100_000 + b"]" * 100_000, "cannot be read"),
         (b"\xff\xfe\xff", "can't decode"),
-        (b"[1]", "holds no JSON object"),
     ],
 )
 def test_a_json_member_that_cannot_be_read_is_named(
@@ -469,10 +460,3 @@ def test_a_json_member_that_cannot_be_read_is_named(
         fz.create_dataset("manifest", root=str(tmp_path))
     assert "train-000000.tar, a.json" in str(caught.value)
     assert says in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_the_message_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"No space left on device.*table\.csv"):  # noqa: SIM117
-        with replacing(tmp_path / "table.csv"), Path("/dev/full").open("wb", 0) as full:
-            full.write(b"x")
-    assert not list(tmp_path.iterdir())

@@ -206,10 +206,10 @@ def test_equal_seeds_draw_equal_data() -> None:
     ("settings", "message"),
     [
         ({"situation": "reliable"}, "Did you mean 'reliability'"),
-        ({"situation": "modifier", "share": 0.5}, "has no share"),
-        ({"situation": "modifier", "width": 8}, "needs at least 16"),
-        ({"share": 1.5}, "must be 0 to 1"),
-        ({"tokens": 8}, "in the situation 'long' only"),
+        ({"situation": "modifier", "share": 0.5}, "share=0.5 has no effect"),
+        ({"situation": "modifier", "width": 8}, "at least 16"),
+        ({"share": 1.5}, "share=1.5"),
+        ({"tokens": 8}, "tokens=8 has no effect"),
         ({"situation": "long", "tokens": 0}, "at least 1"),
     ],
 )

@@ -151,15 +151,6 @@ def test_the_summary_counts_the_words_that_were_read_as_missing_cells(tmp_path: 
     )
 
 
-def test_a_hint_names_the_setting_for_categories_that_are_decimal_commas(tmp_path: Path) -> None:
-    rows = [(f"s{n}", "train", "x", f"{n},5", "red", "1", "t") for n in range(4)]
-    hint = "hint      the categories of Age are numbers: '0,5'; --data.decimal , reads it as 0.5"
-    assert hint in data_summary(opened(tmp_path, rows))
-    assert not any("are numbers" in x for x in data_summary(opened(tmp_path, rows, decimal=",")))
-    rows[0] = ("s0", "train", "x", "none", "red", "1", "t")
-    assert not any("are numbers" in x for x in data_summary(opened(tmp_path, rows)))
-
-
 @pytest.mark.parametrize("odd", [3.5, "three"])
 def test_rows_of_dicts_in_memory_are_a_tabular_modality(odd: float | str) -> None:
     rows = [{"age": 31, "colour": "red"}, {"age": odd}, None, {"age": None, "colour": "blue"}]
@@ -199,12 +190,6 @@ def test_decimal_commas_and_words_for_missing_cells_are_read_as_elsewhere(tmp_pa
     assert cells[:2] == [{"n": None, "x": "0.5"}, {"n": "1", "x": "1.5"}]
     cells = create_dataset("manifest", **settings, na="3").table["tabular"].to_pylist()
     assert [cell["n"] for cell in cells] == ["NA", "1", "2", None]
-
-
-def test_a_column_that_is_empty_in_training_is_an_error(tmp_path: Path) -> None:
-    rows = [(*row[:3], "" if row[1] == "train" else "3", *row[4:]) for row in ROWS]
-    with pytest.raises(FusionZooError, match="column 'Age' is empty in the training split"):
-        _ = opened(tmp_path, rows).default_encoders
 
 
 def test_a_constant_column_is_standardised_to_zero(tmp_path: Path) -> None:
@@ -305,13 +290,6 @@ def test_removed_pickled_and_damaged_cells_stay_cells(tmp_path: Path) -> None:
     lost = [row for row in cells(damaged) if row is not None]
     assert all(any(cell is not None for cell in row.values()) for row in lost)
     assert lost != [row for row in cells(data) if row is not None]
-
-
-def test_a_column_of_dates_or_lists_is_an_error() -> None:
-    dates = pa.array(np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"))
-    table = pa.table({"id": ["a", "b"], "when": dates})
-    with pytest.raises(FusionZooError, match="column 'when' is of type date32"):
-        open_table(Loaded(table=table, source="t"), TableSettings(columns={"tabular": "when"}))
 
 
 @pytest.mark.parametrize(

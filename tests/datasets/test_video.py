@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,19 +264,6 @@ def test_a_video_that_was_cut_off_is_noticed(tmp_path: Path, clip: Any) -> None:
     (tmp_path / "cut.mkv").write_bytes(contents[: len(contents) // 2])
     with pytest.raises(FusionZooError, match=r"cut\.mkv .*(cut off|cannot be read)"):
         decode("image", tmp_path / "cut.mkv")
-
-
-def test_videos_without_the_extra_say_what_to_install(clip: Any, monkeypatch: Any) -> None:
-    load = builtins.__import__
-
-    def without_av(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "av":
-            raise ImportError(name)
-        return load(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_av)
-    with pytest.raises(FusionZooError, match=r"clip\.mov .*pip install 'fusionzoo\[video\]'"):
-        decode("image", clip[0])
 
 
 def test_budgets_hold_for_videos_before_pictures_are_decoded(clip: Any, monkeypatch: Any) -> None:

@@ -102,7 +102,7 @@ def test_joined_sources_keep_the_weights_of_the_one_that_has_them() -> None:
     other = fz.create_dataset(
         {"id": table()["id"], "vector": [[1.0]] * ROWS, "v": [1] * ROWS}, weight_column="v"
     )
-    with pytest.raises(FusionZooError, match="different columns of weights: 'w' of text, 'v'"):
+    with pytest.raises(FusionZooError, match="different weights: 'w' of text, 'v'"):
         PairedDataset.join({"text": left, "vector": other})
 
 

@@ -115,7 +115,7 @@ def test_what_goes_by_validation_is_refused(
 
 @pytest.mark.parametrize(
     ("table", "share", "says"),
-    [(VALIDATED, 0.1, "has 30 validation samples: leave out"), (TABLE, 1.5, "val_share=1.5")],
+    [(VALIDATED, 0.1, "has a val split: leave out"), (TABLE, 1.5, "val_share=1.5")],
 )
 def test_a_share_that_cannot_be_held_out_is_one_clear_error(
     table: dict[str, Any], share: float, says: str
