@@ -47,6 +47,24 @@ def cannot_write(folder: Path, error: OSError) -> FusionZooError:
     )
 
 
+def strict_json(text: str | bytes) -> Any:
+    """Read JSON: a key that occurs twice in one object, NaN or infinity is a ValueError."""
+    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_number)
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {repeated!r:.60} occurs twice in one object")
+    return entries
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number in JSON")
+
+
 def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""

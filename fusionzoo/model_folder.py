@@ -17,7 +17,7 @@ from annotated_types import Ge, Len
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, did_you_mean, one_line
-from .files import without_folders, write_json
+from .files import strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
 from .structures import KINDS
@@ -70,11 +70,7 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,}")
-        config = json.loads(
-            path.read_text(encoding="utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_number,
-        )
+        config = strict_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
@@ -129,20 +125,6 @@ def _from_format_1(fusion: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(members, list):
         settings["members"] = [_from_format_1(x) if isinstance(x, dict) else x for x in members]
     return settings
-
-
-def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; a key that occurs twice is an error."""
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {repeated!r} occurs twice in one object")
-    return entries
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number in JSON")
 
 
 def _check_names(config: FolderConfig, path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from uuid import uuid4
 import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
@@ -263,7 +263,7 @@ class Service:
         k = query.get("k", "10")
         if not names:
             raise RefusedRequest(422, "nothing to search for: the sample is empty")
-        if not k.isdecimal() or not 1 <= int(k[:9]) <= MOST_HITS:
+        if len(k) > 9 or not k.isdecimal() or not 1 <= int(k) <= MOST_HITS:
             raise RefusedRequest(422, f"k={k:.20}: give a number from 1 to {MOST_HITS:,}")
         try:
             column = choose_column(self.searcher.file, query.get("by", ""), names)
@@ -300,9 +300,8 @@ def create_app(service: Service, token: str) -> FastAPI:
     app.get("/health")(service.health)
     app.get("/metrics")(service.metrics)
     app.add_exception_handler(RefusedRequest, _refused)
+    app.add_exception_handler(HTTPException, _not_found)
     app.add_middleware(Gate, service=service, token=token)
-    if not token:  # no page of another site reaches this machine through a name of its own
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL))
     return app
 
 
@@ -314,7 +313,13 @@ async def _refused(request: Request, refusal: Exception) -> Response:
     return _json({"error": refusal.message}, refusal.status, headers)
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    routes = ", ".join(ROUTES)
+    return _json({"error": f"{error.detail}; there are {routes}"}, error.status_code, error.headers)
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return Response(text, status, headers, media_type="application/json")
 
@@ -352,11 +357,10 @@ class Gate:
 
         route = scope["path"] if scope["path"] in ROUTES else "other"
         try:
-            if self._admits(scope, route):
-                await self.app(scope, receive, send_with_id)
-            else:
-                refused = _json({"error": "the token is wrong or missing"}, 401)
+            if refused := self._refusal(scope, route):
                 await refused(scope, receive, send_with_id)
+            else:
+                await self.app(scope, receive, send_with_id)
         except Exception as error:
             frames = "".join(format_tb(error.__traceback__))  # without the message: it may quote
             _log.error("%s %s failed: %s\n%s", request_id, route, type(error).__name__, frames)
@@ -371,11 +375,17 @@ class Gate:
                 "%s %s %s %d %.1f ms", request_id, scope["method"], route, status, 1000 * seconds
             )
 
-    def _admits(self, scope: Any, route: str) -> bool:
-        if not self.token or route in OPEN:
-            return True
-        sent = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(sent, b"Bearer " + self.token)
+    def _refusal(self, scope: Any, route: str) -> Response | None:
+        """Return the answer to a request without the token, or under a name of another site's."""
+        headers = dict(scope["headers"])
+        if not self.token:
+            host = headers.get(b"host", b"").decode("latin-1")
+            name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+            return None if name in LOCAL else _json({"error": f"no host {name!r:.60} here"}, 400)
+        sent = headers.get(b"authorization", b"")
+        if route in OPEN or hmac.compare_digest(sent, b"Bearer " + self.token):
+            return None
+        return _json({"error": "the token is wrong or missing"}, 401)
 
 
 def _prometheus(service: Service) -> str:

@@ -10,18 +10,19 @@ import asyncio
 import base64
 import binascii
 import io
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from email.message import Message
+from typing import Any, NamedTuple
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, FormParser
 from starlette.requests import ClientDisconnect, Request
 
 from fusionzoo.datasets.media.budgets import check_image
 from fusionzoo.datasets.media.decode import FORMATS
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.files import strict_json
 
 RATES = (  # Hz; the filter that resamples an odd rate takes much memory
     *(8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
@@ -53,6 +54,19 @@ class RefusedRequest(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, headers
+
+
+class JsonBody(NamedTuple):
+    """The bytes of a JSON body."""
+
+    data: bytes
+
+
+class MultipartBody(NamedTuple):
+    """The bytes of a multipart body, and what stands between its parts."""
+
+    data: bytes
+    boundary: str
 
 
 class BodyBudget:
@@ -98,68 +112,42 @@ class Body:
         self.budget.give_back(self.size)
         self.size = 0
 
-    async def read(self) -> bytes | list[tuple[str, str | bytes]]:
-        """Return the bytes of a JSON body, or the parts of a multipart body, by name, in order."""
-        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def read(self) -> JsonBody | MultipartBody:
+        """Return the whole body; what it holds is read later, in a thread."""
+        content_type = Message()
+        content_type["content-type"] = self.request.headers.get("content-type", "")
+        kind, charset = content_type.get_content_type(), content_type.get_content_charset("utf-8")
+        if kind not in ("application/json", "multipart/form-data"):
+            raise RefusedRequest(
+                415, f"content type {kind!r:.60}: application/json or multipart/form-data"
+            )
+        if charset not in ("utf-8", "utf8"):  # other codecs may take minutes for a megabyte
+            raise RefusedRequest(415, f"charset {charset!r:.60}: only utf-8 is read")
         try:
             async with asyncio.timeout(self.limits.timeout):
-                if kind == "multipart/form-data":
-                    return await self._read_parts()
-                if kind == "application/json":
-                    return b"".join([chunk async for chunk in self.chunks()])
+                data = b"".join([chunk async for chunk in self.chunks()])
         except TimeoutError:
             raise RefusedRequest(
                 408, f"the body took longer than {self.limits.timeout:g} s"
             ) from None
         except ClientDisconnect:
             raise RefusedRequest(400, "the client left") from None
-        raise RefusedRequest(415, f"content type {kind!r}: application/json or multipart/form-data")
-
-    async def _read_parts(self) -> list[tuple[str, str | bytes]]:
-        parser = _Parser(
-            self.request.headers,
-            self.chunks(),
-            max_files=MOST_PARTS,
-            max_fields=MOST_PARTS,
-            max_part_size=self.limits.bytes,
-        )
-        try:
-            form = await parser.parse()
-        except (MultiPartException, KeyError, ValueError) as error:
-            raise RefusedRequest(
-                400, f"the multipart body cannot be read: {one_line(error)}"
-            ) from None
-        try:
-            if not parser.is_whole:
-                raise RefusedRequest(
-                    400, "the multipart body is cut off: its last boundary is missing"
-                )
-            return [
-                (name, await value.read() if isinstance(value, UploadFile) else value)
-                for name, value in form.multi_items()
-            ]
-        finally:
-            await form.close()
-
-
-class _Parser(MultiPartParser):
-    """Starlette's parser, which takes a body that was cut off for a whole one."""
-
-    is_whole = False
-
-    def on_end(self) -> None:
-        self.is_whole = True
-        super().on_end()
+        if kind == "application/json":
+            return JsonBody(data)
+        return MultipartBody(data, content_type.get_boundary(""))
 
 
 def raw_sample(
-    body: bytes | Sequence[tuple[str, str | bytes]], kinds: Mapping[str, str], limits: RequestLimits
+    body: JsonBody | MultipartBody, kinds: Mapping[str, str], limits: RequestLimits
 ) -> dict[str, Any]:
     """Return the values of a body by modality, as `FusionModel.sample` takes them.
 
     `kinds` are the model's modalities. Runs in a thread: it may take a while.
     """
-    values = _of_json(body) if isinstance(body, bytes) else _of_parts(body, kinds)
+    if isinstance(body, JsonBody):
+        values = _of_json(body.data)
+    else:
+        values = _of_parts(read_parts(body), kinds)
     sample, pixels, seconds = {}, 0, 0.0
     for name, value in values.items():
         if name not in kinds:
@@ -193,7 +181,7 @@ def raw_sample(
 
 def _of_json(body: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(body, parse_constant=_no_number)
+        values = strict_json(body.decode())
     except (ValueError, RecursionError) as error:
         raise RefusedRequest(
             400, f"the body cannot be read as JSON: {one_line(error):.200}"
@@ -203,24 +191,56 @@ def _of_json(body: bytes) -> dict[str, Any]:
     return values
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number in JSON")
+def read_parts(body: MultipartBody) -> list[tuple[str, bytes]]:
+    """Return the parts of a multipart body by name, in order; refuse one that was cut off."""
+    parts: list[tuple[str, bytes]] = []
+    is_whole = False
+
+    def add(part: Any) -> None:
+        if len(parts) == MOST_PARTS:
+            raise ValueError(f"more than {MOST_PARTS} parts")
+        name = (part.field_name or b"").decode()
+        if isinstance(part, Field):
+            parts.append((name, part.value or b""))
+        else:
+            part.file_object.seek(0)
+            parts.append((name, part.file_object.read()))
+            part.close()
+
+    def end() -> None:
+        nonlocal is_whole
+        is_whole = True
+
+    try:
+        parser = FormParser(
+            "multipart/form-data",
+            *(add, add, end),
+            boundary=body.boundary,
+            config={"MAX_MEMORY_FILE_SIZE": 2 * len(body.data)},
+        )
+        parser.write(body.data)
+        parser.finalize()
+    except (FormParserError, KeyError, ValueError) as error:
+        raise RefusedRequest(
+            400, f"the multipart body cannot be read: {one_line(error):.200}"
+        ) from None
+    if not is_whole:
+        raise RefusedRequest(400, "the multipart body is cut off: its last boundary is missing")
+    return parts
 
 
-def _of_parts(parts: Sequence[tuple[str, str | bytes]], kinds: Mapping[str, str]) -> dict[str, Any]:
+def _of_parts(parts: Sequence[tuple[str, bytes]], kinds: Mapping[str, str]) -> dict[str, Any]:
     """Collect the parts of each name; all but text, pictures and sounds is JSON."""
     values: dict[str, Any] = {}
     for name, part in parts:
         kind = kinds.get(name, "text")
         if kind in MEDIA:
-            data = part if isinstance(part, bytes) else part.encode()
-            values.setdefault(name, []).append(data)
+            values.setdefault(name, []).append(part)
             continue
         if name in values:
             raise RefusedRequest(422, f"{name!r:.60} occurs twice")
         try:
-            text = part.decode() if isinstance(part, bytes) else part
-            values[name] = text if kind == "text" else json.loads(text, parse_constant=_no_number)
+            values[name] = part.decode() if kind == "text" else strict_json(part.decode())
         except (ValueError, RecursionError) as error:
             raise RefusedRequest(
                 422, f"{name!r:.60} cannot be read: {one_line(error):.200}"
