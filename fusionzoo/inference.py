@@ -42,7 +42,7 @@ from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, Features, Labels, Prediction, evaluating
+from fusionzoo.structures import Batch, Features, Labels, Prediction, check_finite, evaluating
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.calibrate import calibratable
@@ -329,6 +329,7 @@ def collect_answers(
     parts: list[Answers] = []
     for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
         fused, alone, by_subset = logits_of(model, features, chosen)
+        check_finite(fused, batch.ids)
         part = _answers(
             model,
             dataset,
@@ -539,7 +540,7 @@ def _prediction_tables(
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
-        table = prediction_table(named, model.decode(logits), list(model.modalities))
+        table = prediction_table(named, model.decode(logits, named.ids), list(model.modalities))
         table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)

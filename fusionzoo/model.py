@@ -31,6 +31,7 @@ from fusionzoo.structures import (
     FusionOutput,
     Inputs,
     Sample,
+    check_finite,
     evaluating,
     predictions,
 )
@@ -345,7 +346,10 @@ class FusionModel(nn.Module):
         Samples are decoded and encoded `batch_size` at a time, the longest first, and their vectors
         stand in the order given; a `Batch` is encoded at once.
         """
-        return self._in_batches(samples, batch_size, lambda x: self.embed_and_answer(x)[0])
+        vectors = self._in_batches(samples, batch_size, lambda x: self.embed_and_answer(x)[0])
+        for values in vectors.values():
+            check_finite(values)
+        return vectors
 
     @torch.no_grad()
     def embed_and_answer(self, batch: Batch) -> tuple[dict[str, Tensor], FusionOutput]:
@@ -437,8 +441,13 @@ class FusionModel(nn.Module):
         has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]
         return torch.where(has_any, scaled, logits)
 
-    def decode(self, logits: Tensor) -> list[Any]:
-        """Return the answers to `calibrated_logits` (B, K), see `predict`."""
+    def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
+        """Return the answers to `calibrated_logits` (B, K), see `predict`.
+
+        Raises:
+            FusionZooError: an answer is no finite number; the sample is named by `ids` or number
+        """
+        check_finite(logits, ids)
         if self.calibration is not None and self.targets is not None:
             return self.calibration.decode(self.targets, logits)
         if self.targets is not None:

@@ -7,8 +7,11 @@ digest of the rest, so that a card that nobody edited can be told from a README 
 from __future__ import annotations
 
 import hashlib
+import html
 import inspect
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,12 +67,13 @@ def card_text(
 ) -> str:
     """Write the card of a model with this config.json; `name` is that of its repository."""
     results = None if trained_on is None else trained_on.results
-    fusion, modalities = config["fusion"]["name"], list(config["encoders"])
+    fusion, modalities = _short(config["fusion"]["name"]), list(config["encoders"])
+    listed = _enumerate([_cell(x) for x in modalities])
     parts = [
         f"---\n{_metadata(config, trained_on, name)}\n---\n",
-        f"# {name or f'{fusion} of {_enumerate(modalities)}'}\n",
+        f"# {name or f'{fusion} of {listed}'}\n",
         f"A multimodal model of fusionzoo: the fusion `{_component(config['fusion'])}` over the"
-        f" features of {_enumerate(modalities)}, {num_parameters:,} parameters. {_task(config)}\n",
+        f" features of {listed}, {num_parameters:,} parameters. {_task(config)}\n",
         _encoders(config),
         "## A missing modality\n",
         _missing(config),
@@ -120,10 +124,10 @@ def _metadata(config: Mapping[str, Any], trained_on: TrainedOn | None, name: str
 
 def _task(config: Mapping[str, Any]) -> str:
     if targets := config.get("targets"):
-        answers = [f"`{_cell(target['name'])}` ({target['kind']})" for target in targets]
+        answers = [f"`{_code(target['name'])}` ({target['kind']})" for target in targets]
         return f"It answers {_enumerate(answers)}."
     if classes := config["classes"]:
-        listed = ", ".join(f"`{_cell(x)}`" for x in classes[:MOST_CLASSES])
+        listed = ", ".join(f"`{_code(x)}`" for x in classes[:MOST_CLASSES])
         more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
         return f"It answers one of {len(classes)} classes: {listed}{more}."
     return "It was trained without a target: it embeds."
@@ -137,7 +141,10 @@ def _encoders(config: Mapping[str, Any]) -> str:
         licence = origin.get("licence", "unknown")
         name = _component(config["encoders"][modality])
         rows.append(
-            (modality, kind, name, _short(source) or "trained from scratch", licence or "-")
+            (
+                *(_cell(modality), kind, _cell(name)),
+                *(_cell(_short(source)) or "trained from scratch", _cell(licence) or "-"),
+            )
         )
     header = ("modality", "kind", "encoder", "first weights", "licence of these weights")
     note = (
@@ -203,7 +210,9 @@ def _results(
     metrics = [name for name in results.titles if name in results.rows[0].metrics]
     rows = [
         (
-            "every modality" if {*row.given} >= {*modalities} else _enumerate(row.given) + " only",
+            "every modality"
+            if {*row.given} >= {*modalities}
+            else f"{_enumerate([_cell(x) for x in row.given])} only",
             f"{row.samples:,}",
             *(_figure(row.metrics.get(name)) for name in metrics),
         )
@@ -217,7 +226,7 @@ def _results(
         each = "its last epoch" if is_last else "its best epoch by validation"
         weights = f"with {results.seeds} seeds joined, each of {each}"
     column = None if trained_on is None else trained_on.settings.get("weight_column")
-    weighted = f", samples weighted by {column}" if column else ""
+    weighted = f", samples weighted by {_cell(column)}" if column else ""
     best = f"Test split, once, {weights}{weighted}."
     has_interval = any(len(x) > 1 for row in results.rows for x in row.metrics.values())
     what = " In brackets the 95 % interval over samples (Wilson)." if has_interval else ""
@@ -232,7 +241,8 @@ def _figure(values: Sequence[float] | None) -> str:
 
 
 def _usage(config: Mapping[str, Any], name: str) -> str:
-    sample = ", ".join(f'"{m}": {EXAMPLES[kind]}' for m, kind in config["kinds"].items())
+    values = {json.dumps(m): EXAMPLES[kind] for m, kind in config["kinds"].items()}
+    sample = ", ".join(f"{quoted}: {value}" for quoted, value in values.items())
     answers = bool(config["classes"] or config.get("targets"))
     plugins = config.get("plugins", [])
     first = f", plugins={plugins!r}" if plugins else ""
@@ -259,20 +269,29 @@ def _data_name(trained_on: TrainedOn | None) -> str:
     settings = trained_on.settings
     root = settings.get("root")
     has_path = settings.get("name") in OWN_DATA and isinstance(root, str)
-    return _cell(Path(str(root)).name if has_path else settings.get("name", "unknown"))
+    return _code(Path(str(root)).name if has_path else settings.get("name", "unknown"))
 
 
 def _short(name: str) -> str:
-    return _cell(without_folders(name))
+    return _code(without_folders(name))
 
 
 def _enumerate(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _cell(value: Any) -> str:
-    """Return a value as it can stand in a cell of a table, and between back-quotes."""
+def _code(value: Any) -> str:
+    """Return a value as it can stand between back-quotes."""
     return " ".join(str(value).replace("|", "/").replace("`", "'").split())
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text in which nothing is Markdown or HTML.
+
+    >>> _cell("<b>|[x](y)")
+    '&lt;b&gt;/\\\\[x\\\\](y)'
+    """
+    return re.sub(r"([\\*\[\]])", r"\\\1", html.escape(_code(value), quote=False))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

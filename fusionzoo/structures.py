@@ -243,6 +243,19 @@ def predictions(
     return [Prediction(label, row[label], row) for label, row in zip(best, rows, strict=True)]
 
 
+def check_finite(values: Tensor, ids: Sequence[str] | None = None) -> None:
+    """Raise an error that names the first sample, by its id or number, that has a value (N, ...)
+    that is not a finite number."""
+    fine = values.flatten(1).isfinite().all(1)
+    if not fine.all():
+        row = int((~fine).nonzero()[0])
+        who = f"sample {row}" if ids is None else f"sample {ids[row]!r}"
+        raise FusionZooError(
+            f"{who}: the answer is no finite number: its values are too large for the model, as"
+            " those of a sensor's or map's code for no data are"
+        )
+
+
 def seed_of(*parts: int | str) -> int:
     """Return a seed from 1 to 2^63 - 1 that depends on every part and on their order.
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +268,26 @@ def test_many_samples_are_run_in_batches_longest_first_and_answered_in_order() -
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-6)
     with pytest.raises(FusionZooError, match="batch_size=0: at least 1 is needed"):
         model.predict(samples, batch_size=0)
+
+
+@pytest.mark.parametrize("door", ["model.predict", "model.embed", "predict", "embed", "evaluate"])
+def test_no_answer_that_is_not_finite_leaves_and_the_row_is_named(
+    door: str, tmp_path: Path
+) -> None:
+    encoder = {"name": "vector/mlp", "kind": "vector", "in_dim": 3, "dim": 8, "hidden": 8}
+    model = create_model({"name": "gmu", "dim": 8}, {"vector": encoder}, classes=["a", "b"]).eval()
+    cells = [[1.0, 2.0, 3.0], [1e30, 1.0, 1.0]]
+    rows = [{"id": f"r{n}", "vector": x} for n, x in enumerate(cells)]
+    values = [{"vector": x} for x in cells]
+    doors: dict[str, Callable[[], Any]] = {
+        "model.predict": lambda: model.predict(values),
+        "model.embed": lambda: model.embed(values),
+        "predict": lambda: fusionzoo.predict(model, rows),
+        "embed": lambda: fusionzoo.embed(model, rows, out=tmp_path / "e.parquet"),
+        "evaluate": lambda: fusionzoo.evaluate(
+            model, [{**x, "target": "a"} for x in rows], split="all"
+        ),
+    }
+    row = "1" if door.startswith("model.") else "'r1'"
+    with pytest.raises(FusionZooError, match=f"^sample {row}: the answer is no finite number"):
+        doors[door]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,17 @@ def test_a_card_says_what_a_stranger_asks(tmp_path: Path) -> None:
     ):
         assert words in text
     assert "/home/me" not in text
+
+
+def test_names_are_no_markdown_html_or_code_in_a_card(tmp_path: Path) -> None:
+    quoted, marked = 'a": print("ran"), "b', "<img src=x>|[x](y)"
+    text = card_of(build(**{quoted: VECTOR, marked: VECTOR}), tmp_path)
+    code = text.partition("```python\n")[2].partition("```")[0]
+    (samples,) = [x for x in ast.walk(ast.parse(code)) if isinstance(x, ast.Dict)]
+    assert [x.value for x in samples.keys if isinstance(x, ast.Constant)] == [quoted, marked]
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert any(r"&lt;img src=x&gt;/\[x\](y)" in line for line in table)
+    assert not any("<img" in line or line.count(" | ") > 4 for line in table)
 
 
 def test_the_hub_reads_the_results_of_a_card(tmp_path: Path) -> None:

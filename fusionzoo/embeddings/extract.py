@@ -25,7 +25,7 @@ from fusionzoo.features.frozen import FrozenFeatures, stored_features
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import code_digest
-from fusionzoo.structures import Batch, FusionOutput, evaluating
+from fusionzoo.structures import Batch, FusionOutput, check_finite, evaluating
 from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch
 from fusionzoo.training.recompute import save_memory_and_compile
@@ -539,6 +539,10 @@ def _table(
 ) -> pa.Table:
     """Put a part's rows in the table's order; those that were not computed are all zero."""
     index = (positions - rows.start).numpy()
+    if not all(x.isfinite().all() for x in columns.values()):
+        ids = job.dataset.subset(positions).ids
+        for values in columns.values():
+            check_finite(values, ids)
 
     def place(values: Tensor | None, width: int, dtype: Any) -> np.ndarray[Any, Any]:
         ordered = np.zeros((len(rows), width), dtype)

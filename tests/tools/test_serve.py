@@ -230,6 +230,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], int, str]] = {
     "path as bytes": ({"json": {"image": {"path": "/etc/passwd"}}}, 422, "bytes"),
     "path as vector": ({"json": {"numbers": "/etc/passwd.npy[0]"}}, 422, "a list of numbers"),
     "vector of text": ({"json": {"numbers": ["1", "2", "3"]}}, 422, "a list of numbers"),
+    "answer that is not finite": ({"json": {"numbers": [1e30, 0, 0]}}, 422, "no finite number"),
     "huge number": ({"json": {"numbers": [1e300, 0, 0]}}, 422, "a list of numbers"),
     "cells of lists": ({"json": {"table": {"age": [1]}}}, 422, "cells by column"),
     "unknown column": ({"json": {"table": {"agee": 1}}}, 422, "age"),

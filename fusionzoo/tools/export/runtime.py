@@ -23,7 +23,7 @@ from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, predictions
+from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, check_finite, predictions
 from fusionzoo.targets import Target, from_spec
 
 from .graph import Inputs, by_name
@@ -159,14 +159,18 @@ class OnnxModel:
     def embed(self, samples: Batch | Sequence[Any]) -> dict[str, Tensor]:
         """Return `fused` (B, dim) and, after contrastive training, `aligned_<modality>`."""
         outputs = self.answer(self._batch(samples))
-        return {k: x for k, x in outputs.items() if k == "fused" or k.startswith("aligned_")}
+        vectors = {k: x for k, x in outputs.items() if k == "fused" or k.startswith("aligned_")}
+        for values in vectors.values():
+            check_finite(values)
+        return vectors
 
     def predict(self, samples: Batch | Sequence[Any]) -> list[Any]:
         """Answer raw samples as `FusionModel.predict` does: a `Prediction`, labels or numbers."""
         return self.decode(self.answer(self._batch(samples))["logits"])
 
-    def decode(self, logits: Tensor) -> list[Any]:
+    def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
         """Turn logits into the answers of `predict`."""
+        check_finite(logits, ids)
         if self.targets is not None:
             return self._calibration.decode(self.targets, logits)
         if not self.classes:
@@ -259,7 +263,7 @@ def predict(cfg: PredictConfig) -> Path | pa.Table:
             num_workers=cfg.num_workers or 0,
         )
         for batch in progress_bar(loader, desc="predict", unit="batch"):
-            answers = model.decode(model.answer(batch)["logits"])
+            answers = model.decode(model.answer(batch)["logits"], batch.ids)
             table = prediction_table(batch, answers, list(model.modalities))
             yield with_name_of_ids(table, dataset.provenance.id_column)
 

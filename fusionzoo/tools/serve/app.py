@@ -25,7 +25,7 @@ from torch import Tensor
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.model import FusionModel
-from fusionzoo.structures import Labels, Prediction
+from fusionzoo.structures import Labels, Prediction, check_finite
 from fusionzoo.tools.search.query import FUSED, choose_column, query_vector
 from fusionzoo.tools.search.search import Searcher
 from fusionzoo.version import __version__
@@ -180,6 +180,8 @@ class Service:
                 is_coming = False
                 body.release()
                 return await self.batcher.answer(row), list(row[0].values)
+        except FusionZooError as error:  # the answer is no finite number
+            raise RefusedRequest(422, one_line(error)) from None
         except TimeoutError:
             raise RefusedRequest(503, "no answer in time: try again", Retry_After="1") from None
         finally:
@@ -207,6 +209,8 @@ class Service:
             logits = output.logits.float()
             predictions = self.model.decode(logits) if self.answers else [None] * len(rows)
         vectors = {name: x.float().cpu() for name, x in vectors.items()}
+        for values in vectors.values():
+            check_finite(values)
         return [
             Answer(
                 prediction,
@@ -320,7 +324,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     return Response(text, status, headers, media_type="application/json")
 
 
