@@ -106,11 +106,9 @@ class Fusion(nn.Module):
         alone (`unimodal`) gain its own W_m x_m; embedding and weights stay those of the fusion.
         Each W_m learns in the phases that train the last layers.
         """
-        last = [
-            parameter
-            for name, parameter in self.named_parameters()
-            if f"{name}.".startswith(tuple(f"{layer}." for layer in self.last_layers))
-        ]
+        parts = {**dict(self.named_parameters()), **dict(self.named_modules())}
+        named = [parts[layer] for layer in self.last_layers if layer in parts]
+        last = [parameter for part in named for parameter in self._of_last_layer(part)]
         if not last:
             raise FusionZooError(
                 f"linear_skip: {type(self).__name__} has no layer {' or '.join(self.last_layers)}"
@@ -135,6 +133,23 @@ class Fusion(nn.Module):
             # Not a forward hook, which torch.compile leaves out of its graph.
             self.forward = self._with_linear  # type: ignore[method-assign]
         return self
+
+    def _of_last_layer(self, part: nn.Module | nn.Parameter) -> list[nn.Parameter]:
+        """Return the parameters that give a part's output: were those before zero, too, the layer
+        would never learn."""
+        if isinstance(part, nn.Parameter):
+            return [part]
+        children = [x for x in part.children() if any(True for _ in x.parameters())]
+        if isinstance(part, nn.ModuleDict | nn.ModuleList):
+            return [parameter for child in children for parameter in self._of_last_layer(child)]
+        if isinstance(part, nn.Sequential):
+            return self._of_last_layer(children[-1])
+        if children:
+            raise FusionZooError(
+                f"linear_skip: {type(self).__name__} has layers within a {type(part).__name__}:"
+                " name the one that gives its logits in `last_layers`"
+            )
+        return [*part.parameters()]
 
     @property
     def linear_outputs(self) -> int:

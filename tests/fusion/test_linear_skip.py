@@ -235,20 +235,31 @@ def test_a_copy_runs_its_own_layers() -> None:
         assert not torch.allclose(other(inputs).logits, before)
 
 
-class Headless(Fusion):
-    """Answer by a layer of another name."""
+class Answering(Fusion):
+    """Answer by layers of one's own, `head` or named otherwise."""
 
-    def __init__(self, dims: dict[str, int], dim: int, num_outputs: int) -> None:
-        super().__init__(dims, dim, num_outputs)
-        self.answer = torch.nn.Linear(dim, num_outputs)
+    def __init__(self, layers: torch.nn.Module, name: str = "head") -> None:
+        super().__init__(DIMS, 8, 4)
+        self.add_module(name, layers)
+
+
+def test_of_a_head_with_two_layers_only_that_of_the_logits_starts_at_zero() -> None:
+    head = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    Answering(head).add_linear_skip()  # type: ignore[abstract]
+    assert head[0].weight.any() and head[0].bias.any()
+    assert not (head[2].weight.any() or head[2].bias.any())
 
 
 @pytest.mark.parametrize(
     ("build", "says"),
     [
         (
-            lambda: Headless(DIMS, 8, 4).add_linear_skip(),  # type: ignore[abstract]
-            "Headless has no layer head that could start at zero",
+            lambda: Answering(torch.nn.Linear(8, 4), "answer").add_linear_skip(),  # type: ignore[abstract]
+            "Answering has no layer head that could start at zero",
+        ),
+        (
+            lambda: Answering(torch.nn.TransformerEncoderLayer(8, 2)).add_linear_skip(),  # type: ignore[abstract]
+            "has layers within a TransformerEncoderLayer: name the one that gives its logits",
         ),
         (
             lambda: create_fusion("missing_tokens", DIMS, 8, 4, base="qmf", linear_skip=True),
