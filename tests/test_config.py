@@ -152,6 +152,15 @@ def test_aliases_that_multiply_are_refused_before_they_do(tmp_path: Path) -> Non
     assert read_yaml(tmp_path / "a.yaml")["optim"] == {"lr": 1}
 
 
+def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    words = ["1e3", "695e0514", "yes", "12", "null", "0x1f", "2020-01-01", "1:30"]
+    data = {"name": "manifest", "kinds": dict.fromkeys(words, "1e3"), "na": words, "x": 1e-4}
+    write_yaml(RunConfig(data=data), tmp_path / "c.yaml")
+    assert read_yaml(tmp_path / "c.yaml")["data"] == data
+    (tmp_path / "d.yaml").write_text("1e3: 1e-4\nyes: '1e-4'\n")
+    assert read_yaml(tmp_path / "d.yaml") == {"1e3": 1e-4, "yes": "1e-4"}
+
+
 def test_a_boolean_flag_without_a_value_is_true() -> None:
     cfg = from_args(RunConfig, ["--train.compile", "--encoders.image.pretrained"])
     assert cfg.train.compile and cfg.encoders["image"]["pretrained"] is True

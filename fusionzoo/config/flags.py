@@ -21,6 +21,11 @@ COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
 COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 PAPERS = "papers/"  # the folder of configs/ whose files are no recipes
+# Numbers that YAML 1.1 takes for text: for PyYAML, a tag, its pattern, first characters.
+EXPONENT = (
+    *("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")),
+    list("-+0123456789"),
+)
 NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
@@ -224,13 +229,43 @@ def read_yaml(path: Path) -> Tree:
     return tree
 
 
+@cache
+def yaml_loader() -> Any:
+    """Return PyYAML's safe loader, but that `1e-4` is a number, and keys are text as written."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            self.flatten_mapping(node)
+            return {
+                key.value
+                if isinstance(key, yaml.ScalarNode)
+                else self.construct_object(key, deep=deep): self.construct_object(value, deep=deep)
+                for key, value in node.value
+            }
+
+    Loader.add_implicit_resolver(*EXPONENT)
+    return Loader
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    """Write settings so that they are read as they are: text that looks like `1e3` is quoted."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_implicit_resolver(*EXPONENT)
+    return str(yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True))
+
+
 def _load_yaml(text: str, problem: str, source: str) -> Any:
-    """Read YAML, with `1e-4` as a number; duplicate keys and multiplying aliases are errors."""
+    """Read YAML; duplicate keys and multiplying aliases are errors."""
     import yaml
 
     try:
         check_tree(yaml.compose(text, yaml.SafeLoader), source)
-        return _numbers(yaml.safe_load(text))
+        return yaml.load(text, yaml_loader())
     except FusionZooError:
         raise
     except RecursionError:
@@ -241,17 +276,6 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
 
 def _is_flag(word: str) -> bool:
     return bool(re.match(r"--[A-Za-z]", word))
-
-
-def _numbers(tree: Any) -> Any:
-    """Read `1e-4` as a number, which YAML 1.1 does not."""
-    if isinstance(tree, dict):
-        return {str(key): _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_numbers(value) for value in tree]
-    if isinstance(tree, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", tree):
-        return float(tree)
-    return tree
 
 
 @cache

@@ -27,6 +27,7 @@ from .flags import (
     parse_flags,
     read_yaml,
     switches_as_words,
+    to_yaml,
 )
 from .schema import TABLE_WORDS
 
@@ -200,10 +201,7 @@ def _as_tree(config: Any) -> Tree:
 
 def write_yaml(config: Any, path: Path) -> None:
     """Write a complete, resolved configuration."""
-    import yaml
-
-    tree = json.loads(json.dumps(_as_tree(config)))
-    write_text(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_text(path, to_yaml(json.loads(json.dumps(_as_tree(config)))))
 
 
 def merge(
