@@ -72,9 +72,7 @@ def test_a_layer_of_an_image_encoder_is_the_mean_of_its_feature_map(
     encoder: Any = loaded.encoders["image"]
     with torch.no_grad():
         maps = encoder.net.forward_intermediates(
-            encoder.normalise(batch.inputs["image"]["pixels"]),
-            indices=[3],
-            intermediates_only=True,
+            encoder.normalise(batch.inputs["image"]["pixels"]), indices=[3], intermediates_only=True
         )
     written = vectors(out, "image_layer3")
     assert written.shape == (20, 12)
@@ -166,10 +164,7 @@ def test_a_model_is_left_as_it_was() -> None:
     encoder: Any = model.encoders["image"]
     hooks = [len(module._forward_hooks) for module in encoder.modules()]
     layers = (("image", "layer3"), ("image", "fc"))
-    with (
-        pytest.raises(fz.FusionZooError, match="runs 0 times"),
-        reading_layers(model, layers),
-    ):
+    with pytest.raises(fz.FusionZooError, match="runs 0 times"), reading_layers(model, layers):
         model.embed([{"image": np.zeros((32, 32, 3), np.uint8)}])
     assert "_encode_and_note" not in str(encoder.encode)
     assert [len(module._forward_hooks) for module in encoder.modules()] == hooks

@@ -209,10 +209,7 @@ def test_torchvisions_frames_are_prepared_as_for_its_weights() -> None:
 
 @pytest.mark.slow  # no video model of torchvision is small
 @pytest.mark.parametrize(
-    ("model", "frames"),
-    [
-        *(("r3d_18", 4), ("s3d", 16), ("swin3d_t", 4), ("mvit_v2_s", 16)),
-    ],
+    ("model", "frames"), [*(("r3d_18", 4), ("s3d", 16), ("swin3d_t", 4), ("mvit_v2_s", 16))]
 )
 def test_torchvisions_tokens_and_pooled_are_what_its_classifier_reads(
     model: str, frames: int

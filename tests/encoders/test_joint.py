@@ -189,10 +189,7 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_frozen_towers_are_cached_trained_on_and_stored(
-    family: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
     source = getattr(tiny, f"save_{family}")(tmp_path / family)

@@ -99,9 +99,7 @@ def test_images_are_prepared_as_open_clip_prepares_them(
     for shape in SHAPES:
         assert (
             off(
-                encoder,
-                lambda x: transform(Image.fromarray(np.asarray(x.permute(1, 2, 0)))),
-                shape,
+                encoder, lambda x: transform(Image.fromarray(np.asarray(x.permute(1, 2, 0)))), shape
             )
             < PILLOW
         )
@@ -258,11 +256,7 @@ def test_a_name_without_weights_is_one_line(
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
-    kind: str,
-    file: str,
-    folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, file: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = shutil.copytree(folders["bert"], tmp_path / "source")
     mark = tmp_path / "ran"

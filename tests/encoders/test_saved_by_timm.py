@@ -79,8 +79,7 @@ def test_a_model_folder_needs_the_source_no_more(folder: Path, tmp_path: Path) -
     loaded: Any = fusionzoo.load(saved)
     assert str(tmp_path) not in (saved / "config.json").read_text()
     assert torch.equal(
-        features(loaded.encoders["image"], pixels()),
-        features(model.encoders["image"], pixels()),
+        features(loaded.encoders["image"], pixels()), features(model.encoders["image"], pixels())
     )
     (saved / "image" / "config.json").unlink()
     (saved / "digests.json").unlink()

@@ -49,10 +49,7 @@ def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation
         nn.init.zeros_(fusion.confidence[name].weight)
         nn.init.ones_(fusion.confidence[name].bias)
     encoded = [fusion.encode[m](x[m].pooled).relu() for m in WIDTHS]
-    close(
-        fusion(x).embedding,
-        fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)),
-    )
+    close(fusion(x).embedding, fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)))
 
 
 def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:

@@ -159,11 +159,7 @@ def write_table(path: Path, count: int = 400, seed: int = 0) -> dict[str, Any]:
         "second": x[:, 3:].tolist(),
     }
     pq.write_table(pa.table(table), path)
-    return {
-        "name": "manifest",
-        "root": str(path),
-        "kinds": {"first": "vector", "second": "vector"},
-    }
+    return {"name": "manifest", "root": str(path), "kinds": {"first": "vector", "second": "vector"}}
 
 
 SEVERAL = {
@@ -211,9 +207,7 @@ def test_a_model_without_calibration_answers_with_its_own_logits(runs: dict[str,
     model.calibration = None
 
 
-def test_a_sample_without_any_modality_is_still_answered_by_the_prior(
-    runs: dict[str, Any],
-) -> None:
+def test_a_sample_without_any_modality_is_still_answered_by_the_prior(runs: dict[str, Any]) -> None:
     tempered = fz.load(runs["auto"].folder)
     entries = {x.name: TargetCalibration(temperature=5.0) for x in tempered.answer_targets}
     tempered.calibration = Calibration(targets=entries)
@@ -225,9 +219,7 @@ def test_a_sample_without_any_modality_is_still_answered_by_the_prior(
     assert a["target"].probability < b["target"].probability
 
 
-def test_a_finished_run_that_is_resumed_calibrates_to_the_same_bytes(
-    runs: dict[str, Any],
-) -> None:
+def test_a_finished_run_that_is_resumed_calibrates_to_the_same_bytes(runs: dict[str, Any]) -> None:
     folder = runs["auto"].folder
     stored = folder / "model" / "calibration.json"
     before = stored.read_bytes()
