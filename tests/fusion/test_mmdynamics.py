@@ -77,10 +77,15 @@ def test_a_classifier_is_drawn_towards_its_confidence_unless_that_target_is_deta
     assert slopes[1] < 1e-6
 
 
-def test_without_a_joining_layer_the_embedding_is_as_wide_as_the_hidden_features() -> None:
+def test_widths_and_ranks_of_layers_are_those_of_the_settings() -> None:
     with pytest.raises(FusionZooError, match="hidden=4, dim=8; they must be equal, or join=true"):
         create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4)
     assert create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4, join=True).join.out_features == 8
+    fusion = made("mmdynamics", gate_rank=2)
+    counts = [sum(p.numel() for p in gate.parameters()) for gate in fusion.gates.values()]
+    assert counts == [5 * 2 * 2 + 5, 7 * 2 * 2 + 7, 3 * 2 * 2 + 3]
+    with pytest.raises(FusionZooError, match="gate_rank=0"):
+        create_fusion("mmdynamics", WIDTHS, 8, 4, gate_rank=0)
 
 
 @pytest.mark.parametrize("confidence", ["linear", "sigmoid"])
@@ -100,11 +105,3 @@ def test_open_gates_alone_are_always_pushed_to_close() -> None:
     fusion, x = made("mmdynamics"), features(full(4))
     fusion(x).extra["openness"].sum().backward()
     assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())
-
-
-def test_a_gate_of_low_rank_has_fewer_weights() -> None:
-    fusion = made("mmdynamics", gate_rank=2)
-    counts = [sum(p.numel() for p in gate.parameters()) for gate in fusion.gates.values()]
-    assert counts == [5 * 2 * 2 + 5, 7 * 2 * 2 + 7, 3 * 2 * 2 + 3]
-    with pytest.raises(FusionZooError, match="gate_rank=0"):
-        create_fusion("mmdynamics", WIDTHS, 8, 4, gate_rank=0)
