@@ -16,7 +16,7 @@ from torch import nn
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.loading import SPARE, TENSOR, bounded_allocation
-from fusionzoo.testing.encoders import CHECKS, maker
+from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from helpers import tiny_models as tiny
 from helpers.tiny_models import SMALL, TEXT, tokenizer
 
@@ -91,12 +91,8 @@ def test_a_text_is_encoded_alike_beside_a_longer_one(
     """FNet mixes all positions of a row, the padding too."""
     encoder = create_encoder("text", f"hf/{text_folder(tmp_path, family)}").eval()
     assert encoder.one_length == by_length
-    prepare = encoder.processor(False)
-    with torch.no_grad():
-        alone, both = (
-            encoder(prepare.collate([prepare(x) for x in texts]))
-            for texts in (["a red cat"], ["a red cat", "a red cat on a warm old wall by the sea"])
-        )
+    long = "a red cat on a warm old wall by the sea"
+    alone, both = (features_of(encoder, x) for x in (["a red cat"], ["a red cat", long]))
     torch.testing.assert_close(both.pooled[0], alone.pooled[0], rtol=1e-5, atol=1e-6)
     length = alone.tokens.shape[1]
     torch.testing.assert_close(both.tokens[0, :length], alone.tokens[0], rtol=1e-5, atol=1e-6)

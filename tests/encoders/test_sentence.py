@@ -13,16 +13,14 @@ from torch import Tensor
 
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
 
 
-@torch.no_grad()
 def pooled(encoder: Encoder, texts: list[str]) -> Tensor:
-    prepare = encoder.eval().processor(False)
-    vectors: Tensor = encoder(prepare.collate([prepare(text) for text in texts])).pooled
-    return vectors
+    return features_of(encoder.eval(), texts).pooled
 
 
 @torch.no_grad()
@@ -126,6 +124,7 @@ def changed(folder: Path, file: str, contents: Any) -> None:
 
 DENSE = {"in_features": 16, "out_features": 10, "activation_function": "torch.nn.Tanh"}
 TRANSFORMER, POOLING = ({"type": f"x.{kind}"} for kind in ("Transformer", "Pooling"))
+POOLED, LSTM = {**POOLING, "path": "1_Pooling"}, {"type": "x.LSTM", "path": "1_LSTM"}
 
 
 @pytest.mark.parametrize(
@@ -136,21 +135,13 @@ TRANSFORMER, POOLING = ({"type": f"x.{kind}"} for kind in ("Transformer", "Pooli
         ("modules.json", [TRANSFORMER, {"type": "x.WordWeights"}], "only a Transformer followed"),
         ("modules.json", [TRANSFORMER, {**POOLING, "path": "../x"}], "leaves the folder"),
         ("modules.json", [TRANSFORMER, {**POOLING, "path": "none"}], "none/config.json is missing"),
-        (
-            "modules.json",
-            [TRANSFORMER, {**POOLING, "path": "1_Pooling"}, {"type": "x.LSTM", "path": "1_LSTM"}],
-            "a module LSTM is not supported",
-        ),
+        ("modules.json", [TRANSFORMER, POOLED, LSTM], "a module LSTM is not supported"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "mean and cls is not supp"),
         ("1_Pooling/config.json", {}, "pooling by nothing is not supported"),
         ("2_Dense/config.json", {**DENSE, "in_features": 8}, "reads 8 values, and 16 come before"),
         ("2_Dense/config.json", {**DENSE, "out_features": 11}, "does not fit"),
         ("2_Dense/config.json", {**DENSE, "out_features": 10**12}, "must be 1 to"),
-        (
-            "2_Dense/config.json",
-            {**DENSE, "activation_function": "os.system"},
-            "only a plain layer",
-        ),
+        ("2_Dense/config.json", {**DENSE, "activation_function": "os.system"}, "only a plain l"),
         ("2_Dense/model.safetensors", "no weights", "cannot be read as weights"),
     ],
 )
