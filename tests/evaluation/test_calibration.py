@@ -90,12 +90,9 @@ def test_an_overconfident_model_is_told_from_calibrated_and_keeps_its_error() ->
     assert sum(case.debiased for case in measured) / 20 == pytest.approx(truth, abs=0.02)
 
 
-def test_seeds_that_answer_alike_do_not_make_the_noise_smaller() -> None:
+def test_equal_seeds_do_not_make_the_noise_smaller_and_a_sure_right_model_has_none() -> None:
     once, thrice = (calibration_error(*calibrated(184, 5, seeds)) for seeds in (1, 3))
     assert thrice == pytest.approx(once)
-
-
-def test_a_sure_model_that_is_always_right_is_calibrated() -> None:
     target = torch.arange(30) % 3
     sure = calibration_error(100.0 * torch.nn.functional.one_hot(target)[None], target)
     assert (sure.ece, sure.debiased, sure.within_noise) == (0, 0, True)

@@ -25,9 +25,6 @@ def test_a_value_is_the_mean_over_all_orders_of_arrival() -> None:
         before = frozenset(order[: order.index("c")])
         gains.append(SCORES[before | {"c"}] - SCORES[before])
     assert shapley(SCORES, NAMES)["c"] == pytest.approx(np.mean(gains))
-
-
-def test_what_adds_nothing_is_worth_nothing() -> None:
     scores = {some: SCORES[some - {"d"}] for some in subsets(NAMES)}
     assert shapley(scores, NAMES)["d"] == pytest.approx(0)
     assert all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,15 +97,8 @@ def test_too_few_samples_are_one_clear_error() -> None:
 
 def pair_of(*parts: float) -> Pair:
     nan = InformationParts(*[float("nan")] * 4)
-    return Pair(
-        first="a",
-        second="b",
-        parts=InformationParts(*parts),
-        low=nan,
-        high=nan,
-        clusters=(2,),
-        rows=9,
-    )
+    sizes: dict[str, Any] = {"low": nan, "high": nan, "clusters": (2,), "rows": 9}
+    return Pair(first="a", second="b", parts=InformationParts(*parts), **sizes)
 
 
 def test_the_advice_follows_the_largest_part() -> None:

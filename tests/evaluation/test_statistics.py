@@ -84,20 +84,17 @@ def test_bootstrap_and_permutation_agree_with_scipys() -> None:
     assert found.permutation_p == pytest.approx(flips.pvalue, abs=0.01)
 
 
-def test_mcnemar_agrees_with_statsmodels() -> None:
+def test_mcnemar_and_holm_agree_with_statsmodels() -> None:
     a, b = (DRAW.random((1, 50)) < 0.8).astype(float), (DRAW.random((1, 50)) < 0.6).astype(float)
     table = [[np.sum((a == i) & (b == j)) for j in (1, 0)] for i in (1, 0)]
     assert mcnemar(a, b) == pytest.approx(reference_mcnemar(table, exact=True).pvalue)
     assert math.isnan(mcnemar(a + 0.5, b))
-
-
-def test_holm_agrees_with_statsmodels() -> None:
     values = DRAW.random(20) ** 3
     assert holm(values.tolist()) == pytest.approx(multipletests(values, method="holm")[1].tolist())
     assert holm([]) == []
 
 
-def test_ranks_agree_with_scikit_posthocs() -> None:
+def test_ranks_agree_with_scikit_posthocs_and_one_block_has_no_difference() -> None:
     scores = DRAW.random((6, 5)) + np.array([0, 0, 0.3, 0.6, 0.9])
     found = rank(scores)
     p = scikit_posthocs.posthoc_nemenyi_friedman(scores).to_numpy()
@@ -105,9 +102,6 @@ def test_ranks_agree_with_scikit_posthocs() -> None:
     assert (apart == (p < 0.05)).all()
     assert apart.any()
     assert found.p == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
-
-
-def test_one_block_has_no_critical_difference() -> None:
     found = rank(np.array([[0.3, 0.5, 0.5]]))
     assert found.ranks.tolist() == [3.0, 1.5, 1.5]
     assert math.isnan(found.critical_difference)
@@ -122,9 +116,6 @@ def test_one_seed_has_no_interval() -> None:
 
 def _location(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(stats.sem(values))
-
-
-# ---- with known truth
 
 
 def answers(
@@ -172,19 +163,13 @@ def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
     assert found / runs > 0.95
 
 
-# ---- folds
-
-
-def test_groups_are_the_items_and_keep_the_mean() -> None:
+def test_groups_are_the_items_keep_the_mean_and_copies_add_no_certainty() -> None:
     scores = np.random.default_rng(0).normal(size=(3, 12))
     groups = [*"aabbbbccdefg"]
     grouped = by_group(scores, groups)
     assert grouped.shape == (3, 7)
     assert grouped.mean() == pytest.approx(scores.mean())
     assert by_group(scores, [str(k) for k in range(12)]) is scores
-
-
-def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
     gain = np.random.default_rng(1).normal(0.2, 1, (1, 40))
     once, _ = crossed(gain)
     copies = np.repeat(gain, 5, axis=1)

@@ -50,15 +50,9 @@ def sample(kind: str) -> tuple[Tensor, Tensor]:
 
 
 def f1(answer: Tensor, target: Tensor, average: str, weights: Any) -> float:
-    return float(
-        reference.f1_score(
-            target,
-            answer,
-            average=average,
-            sample_weight=weights,
-            zero_division=1.0 if average == "samples" else float("nan"),
-        )
-    )
+    undefined = 1.0 if average == "samples" else float("nan")
+    options: Any = {"average": average, "sample_weight": weights, "zero_division": undefined}
+    return float(reference.f1_score(target, answer, **options))
 
 
 # metric -> the same by scikit-learn, of answers, labels and weights
