@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +127,7 @@ def test_a_missing_label_is_left_out() -> None:
     labels = torch.cat([x for _, x in parts], 1)
     labels[:40, -1] = float("nan")
     calibration = calibrate(TARGETS, logits, labels, "auto")
-    assert {n: len(x.scores) for n, x in calibration.targets.items()} == {
-        "class": 100,
-        "tags": 100,
-        "stage": 100,
-        "age": 60,
-    }
+    assert [len(x.scores) for x in calibration.targets.values()] == [100, 100, 100, 60]
     assert measure(calibration, TARGETS, logits, labels)["age"]["samples"] == 60
 
 
@@ -295,4 +289,3 @@ def test_sets_and_intervals_for_90_percent_cover_88_to_92_on_average_over_20_spl
     means = {name: sum(values) / 20 for name, values in covered.items()}
     print({name: round(mean, 4) for name, mean in means.items()})
     assert all(0.88 <= mean <= 0.92 for mean in means.values()), means
-    assert not any(math.isnan(mean) for mean in means.values())

@@ -37,9 +37,6 @@ def classify(**settings: Any) -> Classification:
     return Classification(THREE, Y[:9], **settings)
 
 
-# ---- losses
-
-
 def test_without_gamma_the_loss_is_torchs_cross_entropy_bit_for_bit() -> None:
     logits = LOGITS[:, :3]
     wanted = F.cross_entropy(logits, Y, reduction="none")
@@ -108,9 +105,6 @@ def test_ordinal_thresholds_fall_and_their_loss_is_the_likelihood() -> None:
     ]
 
 
-# ---- what is known of nothing
-
-
 def test_the_prior_is_the_answer_without_any_evidence() -> None:
     levels = torch.tensor([0, 1, 1, 2, 3, 4, 4, 4.0])[:, None]
     prior = Ordinal(FIVE, levels).prior(levels).log()[None]
@@ -119,9 +113,6 @@ def test_the_prior_is_the_answer_without_any_evidence() -> None:
     assert classify().prior(torch.tensor([0, 0, 1, 2])).tolist() == [0.5, 0.25, 0.25]
     labels = torch.tensor([[1.0, 0], [1, 0]])
     assert Multilabel(AnyOf("t", ("x", "y")), labels).prior(labels).log().isfinite().all()
-
-
-# ---- several
 
 
 def several(weights: list[float]) -> Tasks:
@@ -178,9 +169,6 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
     assert accuracy.rank(known) > accuracy.rank({"accuracy": math.nan, "loss": 0.0})
 
 
-# ---- fusions
-
-
 REFUSED = [f"late_{name}" for name in ("poe", "max", "confidence", "vote", "stacking")]
 REFUSED += ["tmc", "qmf", "dbf", "ecml", "mmdynamics", "pdf", "simmlm"]
 
@@ -217,9 +205,6 @@ def test_a_mean_of_probabilities_learns_classes_alone() -> None:
     encoders = {"a": {"name": "vector/mlp", "in_dim": 3, "dim": 8}}
     with pytest.raises(FusionZooError, match="probabilities of classes"):
         create_model({"name": "late_mean", "space": "prob"}, encoders, targets=[Number("age")])
-
-
-# ---- runs
 
 
 def vector(x: float) -> list[float]:
@@ -351,8 +336,6 @@ def test_a_data_set_of_classes_has_other_readings(tmp_path: Path) -> None:
     assert "kappa" in json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
 
 
-# ---- mistakes
-
 NOTHING = ["--objective.name", "none", "--balance", "contrastive_align"]
 KIND = column("kind", "classification")
 MISTAKES = [
@@ -436,9 +419,6 @@ def test_retrieval_is_judged_where_there_are_pairs(
     assert train([*run, "--out", str(tmp_path / "none"), "--objective.name", "none"]) == 2
     assert "no sample of the val split has two modalities" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-
-
-# ---- fusions with a loss of their own
 
 
 @pytest.mark.parametrize("name", list_fusions())

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
 from fusionzoo.distributed import World
@@ -30,6 +29,7 @@ from fusionzoo.training import report
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.report import show_data
 from fusionzoo.training.tracker import Tracker
+from helpers.trainings import assert_same_run, weights
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -37,23 +37,6 @@ QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"
 
 def flags(out: Path, *more: str) -> list[str]:
     return [*QUICK, "--out", str(out), *more]
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-    found: dict[str, torch.Tensor] = state["objective"]
-    return found
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    before, after = weights(first), weights(second)
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
-    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
-    ours, theirs = results_of(first), results_of(second)
-    for part in ("train", "val", "test", "unimodal"):
-        assert ours[part] == theirs[part]
 
 
 def script(*args: str, **settings: Any) -> subprocess.Popen[str]:
@@ -350,27 +333,6 @@ def test_processes_meet_by_address_or_file(method: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
-def test_embeddings_hold_every_sample_once_and_match_the_model(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "e.parquet"
-    assert train(flags(run, "--train.epochs", "1", "--data.missing", "0.3")) == 0
-    assert embed(["--model", str(run), "--split", "test", "--out", str(out)]) == 0
-    table = pq.read_table(out)
-    data = fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("test")
-    assert sorted(table["id"].to_pylist()) == sorted(data.ids)
-    about = json.loads(table.schema.metadata[b"fusionzoo"])
-    assert about["model"] == str(run)
-    assert about["data"]["name"] == "interactions"
-    model = fusionzoo.load(run)
-    for row in range(len(data)):
-        at = table["id"].to_pylist().index(data.ids[row])
-        wanted = model.embed([data[row]])
-        for name, vectors in wanted.items():
-            found = torch.tensor(table[name][at].as_py())
-            torch.testing.assert_close(found, vectors[0], rtol=1e-5, atol=1e-5)
-        assert table["present_a"][at].as_py() == bool(data.present[row, 0])
-        assert table["target"][at].as_py() == data.labels[row]
-
-
 @pytest.mark.slow
 def test_two_processes_embed_the_same_rows_as_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -411,10 +373,7 @@ MISTAKES = [
     ("--data.columns.text txt", "no column 'txt' for --data.columns.text. Did you mean 'text'"),
     ("--encoders.txt.name chars", "the data has no modality 'txt'. Did you mean 'text'?"),
     ("--optim.modality_lr.image 1", "the model has no modality 'image'"),
-    (
-        "--data.name manifst",
-        "'manifst' is neither a file, nor a folder, nor the name of a data",
-    ),
+    ("--data.name manifst", "'manifst' is neither a file, nor a folder, nor the name of a data"),
     ("--device gpu", "--device 'gpu' is none"),
     ("--dist.strategy dp", "splits a batch over several GPUs"),
 ]
@@ -445,15 +404,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 SETTINGS = [
-    "--train.amp bf16",
     "--optim.name sgd --optim.lr 0.1",
-    "--train.sampler class_weighted",
     "--train.group_by length",
     "--train.group_by target",
     "--train.max_steps 3",
     "--train.patience 1",
     "--objective.label_smoothing 0.1 --optim.schedule step",
-    "--encoders.a.name vector/identity",
     "--encoders.a.freeze all --encoders.a.init orthogonal",
     "--train.log_every 1 --optim.clip null",
     "--optim.name lion --optim.modality_schedule.a linear --optim.layer_decay.fusion 0.5",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +18,6 @@ from fusionzoo.training.freezing import Unfreezing
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-
-ROOT = Path(__file__).parents[2]
 
 
 def make(**optim: Any) -> Trainer:
@@ -124,19 +119,6 @@ def test_what_is_frozen_for_good_stays_so() -> None:
 def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
     with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run ends after 12"):
         make(**{setting: {"text": 12}})
-
-
-@pytest.mark.slow
-def test_two_processes_leave_what_rests_as_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "train.py", "--data.name", "interactions", "--data.samples", "200"]
-    command += ["--train.epochs", "2", "--optim.unfreeze_at_epoch.a", "1", "--dist.nproc", "2"]
-    command += ["--log", "none", "--out", str(tmp_path), "--data.missing", "0.3"]
-    command += ["--train.save_every", "1", "--optim.gradual_unfreeze.b", "1"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "epoch 1" in done.stdout
 
 
 def held_bytes(trainer: Trainer, epoch: float) -> int:
