@@ -125,7 +125,7 @@ def test_queries_without_their_cross_output_know_nothing_but_text() -> None:
         assert torch.allclose(fusion(other).logits, wanted) == same, m
 
 
-def test_closed_gates_leave_the_base_stream_bit_for_bit_and_are_first_to_move() -> None:
+def test_closed_gates_leave_the_base_stream_and_without_media_attention_closes() -> None:
     torch.manual_seed(0)
     fusion = create_fusion("gated_xattn", WIDTHS, 8, 4, base="text").double().eval()
     x = features(full(4))
@@ -138,9 +138,6 @@ def test_closed_gates_leave_the_base_stream_bit_for_bit_and_are_first_to_move() 
     for layer in fusion.layers:
         assert layer.attention_gate.grad != 0
         assert all((p.grad == 0).all() for p in layer.attention.parameters())
-
-
-def test_without_media_only_the_attention_branch_closes() -> None:
     fusion = made("gated_xattn")
     x = features(torch.tensor([[True, False, False]]))
     open_gates = fusion(x).embedding
@@ -162,7 +159,7 @@ def expert(experts: Experts, number: int, x: Tensor) -> Tensor:
     return hidden @ experts.narrow[number] + experts.narrow_bias[number]
 
 
-def test_a_token_gets_the_weighted_answers_of_its_experts() -> None:
+def test_a_token_gets_the_weighted_answers_of_its_experts_or_of_all() -> None:
     torch.manual_seed(0)
     experts, router = Experts(6, 5).double(), Router(6, 5, 2, "softmax", 0.0).double()
     x = torch.randn(7, 6).double()
@@ -174,9 +171,6 @@ def test_a_token_gets_the_weighted_answers_of_its_experts() -> None:
         best = scores[row].topk(2)
         wanted = best.values.softmax(0) @ every[row, best.indices]
         close(experts(x, gates)[row], wanted)
-
-
-def test_all_experts_at_once_are_the_dense_mixture() -> None:
     torch.manual_seed(0)
     router = Router(6, 3, 3, "laplace", 0.0).double()
     x = torch.randn(7, 6).double()

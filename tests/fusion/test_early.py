@@ -83,7 +83,7 @@ def outer(x: dict[str, Features]) -> torch.Tensor:
     return reduce(lambda a, b: torch.outer(a, b).flatten(), ones)
 
 
-def test_the_tensor_holds_one_and_every_lower_order() -> None:
+def test_the_tensor_holds_every_lower_order_and_multiplicative_is_linear_on_it() -> None:
     fusion, seen = made("tfn", TWO), []
     fusion.mlp[0].register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
     x = features(full(1, 2))
@@ -94,9 +94,6 @@ def test_the_tensor_holds_one_and_every_lower_order() -> None:
     close(table[1:, 0], x["image"].pooled[0])
     close(table[0, 1:], x["text"].pooled[0])
     close(table.sum(), (1 + x["image"].pooled.sum()) * (1 + x["text"].pooled.sum()))
-
-
-def test_multiplicative_is_a_linear_layer_on_the_tensor() -> None:
     fusion, x = made("multiplicative", TWO), features(full(1, 2))
     close(fusion(x).embedding[0], outer(x) @ fusion.forms[0].reshape(-1, 8))
 
@@ -160,16 +157,13 @@ def test_linear_mfb_is_the_bilinear_form_of_its_factors() -> None:
     close(fusion(x).embedding, fusion.out(z))
 
 
-def test_mfh_of_order_one_is_mfb() -> None:
+def test_mfh_of_order_one_is_mfb_and_its_block_i_is_of_degree_i() -> None:
     mfb, x = made("mfb", width=6, k=3), features(patterns(3))
     mfh = made("mfh", width=6, k=3, order=1)
     mfh.load_state_dict(
         {k.replace("factors.", "factors.0."): v for k, v in mfb.state_dict().items()}
     )
     close(mfh(x).logits, mfb(x).logits)
-
-
-def test_block_i_of_mfh_is_of_degree_i() -> None:
     fusion = made("mfh", width=6, k=3, normalise=False)
     with torch.no_grad():
         for block in fusion.factors:

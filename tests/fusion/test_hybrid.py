@@ -37,13 +37,18 @@ def test_discrepancy_is_symmetric_and_of_equal_samples_nothing_with_a_finite_gra
     close(shifted, torch.tensor(0.5 * 5**0.5).double(), 1e-5)
 
 
-def test_discrepancy_is_the_sum_over_moments_by_hand() -> None:
+def test_discrepancy_is_the_sum_over_moments_of_rows_that_have_both() -> None:
     x, y = draw(12, 3), draw(12, 2) @ draw(2, 3)
     wanted = (x.mean(0) - y.mean(0)).norm()
     for order in range(2, 6):
         c = ((x - x.mean(0)) ** order).mean(0) - ((y - y.mean(0)) ** order).mean(0)
         wanted = wanted + c.norm()
     close(moment_discrepancy(x, y, ALL), wanted, 1e-5)
+    x, one = draw(12, 5), torch.arange(12) == 3
+    assert moment_discrepancy(x, x + 1, one) == 0
+    assert overlap(x, x, one) == 0
+    some = torch.arange(12) % 2 == 0
+    close(moment_discrepancy(x, 2 * x, some), moment_discrepancy(x[::2], 2 * x[::2], ALL[::2]))
 
 
 def test_orthogonal_columns_do_not_overlap_and_equal_rows_overlap_wholly() -> None:
@@ -53,14 +58,6 @@ def test_orthogonal_columns_do_not_overlap_and_equal_rows_overlap_wholly() -> No
     rows = torch.ones(4, dtype=torch.bool)
     assert overlap(x, y, rows) < 1e-12
     close(overlap(x, x, rows), torch.tensor(1.0).double(), 1e-6)
-
-
-def test_pair_losses_need_two_rows_that_have_both() -> None:
-    x, one = draw(12, 5), torch.arange(12) == 3
-    assert moment_discrepancy(x, x + 1, one) == 0
-    assert overlap(x, x, one) == 0
-    some = torch.arange(12) % 2 == 0
-    close(moment_discrepancy(x, 2 * x, some), moment_discrepancy(x[::2], 2 * x[::2], ALL[::2]))
 
 
 def test_reconstruction_cannot_be_lowered_by_shrinking_its_target() -> None:

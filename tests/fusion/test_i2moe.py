@@ -73,7 +73,7 @@ def test_an_expert_that_reads_one_modality_is_judged_by_losing_it() -> None:
         close(losses[:, i], (1 - gap).clamp(min=0), 1e-6)
 
 
-def test_losses_leave_out_what_is_absent() -> None:
+def test_losses_leave_out_what_is_absent_and_are_squares_of_a_single_number() -> None:
     present = patterns(3)
     answers, perturbed = draw(8, 5, 4), draw(8, 5, 3, 4)
     losses = interaction_losses(answers, perturbed, present)
@@ -82,9 +82,6 @@ def test_losses_leave_out_what_is_absent() -> None:
     alone = present.sum(1) < 2
     assert (losses[alone, :3] == 0).all()
     assert (losses[-1] == 0).all()
-
-
-def test_a_single_number_is_judged_by_squared_differences() -> None:
     answers, perturbed = draw(6, 5, 1), draw(6, 5, 3, 1)
     losses = interaction_losses(answers, perturbed, full(6))
     change = (answers[:, :, None] - perturbed)[..., 0].square()

@@ -50,7 +50,7 @@ def test_a_gmu_is_the_modality_that_is_present_and_without_gate_weights_the_mean
     close(fusion(given).embedding, torch.stack(hidden).mean(0))
 
 
-def test_lmf_is_a_linear_layer_on_the_outer_product() -> None:
+def test_lmf_is_a_linear_layer_on_the_outer_product_and_of_full_rank_any() -> None:
     fusion, given = made("lmf", rank=3), features(patterns(3)[:-1])
     out = []
     for row in range(7):
@@ -67,9 +67,6 @@ def test_lmf_is_a_linear_layer_on_the_outer_product() -> None:
     close(fusion(given).embedding, torch.stack(out))
     torch.nn.init.zeros_(fusion.rank_weights)
     close(fusion(given).embedding, fusion.bias.expand(7, -1))
-
-
-def test_lmf_of_full_rank_makes_any_tensor() -> None:
     dims = {"image": 2, "text": 3}
     tensor = torch.randn(3, 4, 8).double()
     fusion = made("lmf", dims, rank=3)
@@ -194,16 +191,13 @@ def test_an_attention_head_matches_torch() -> None:
     close(own(x, x, mask), wanted)
 
 
-def test_an_attention_row_without_keys_is_exactly_zero() -> None:
+def test_attention_to_nothing_is_zero_and_to_one_token_independent_of_the_question() -> None:
     attention = made("concat_transformer").blocks[0].attention
     x = torch.randn(2, 3, 8).double()
     mask = torch.tensor([[True, True, True], [False, False, False]])
     out = attention(x, x, mask)
     assert (out[1] == 0).all()
     assert (out[0] != 0).any()
-
-
-def test_cross_attention_to_one_token_is_independent_of_the_question() -> None:
     attention = made("cross_attention").blocks[0].attention
     context = torch.randn(1, 1, 8).double()
     out = attention(torch.randn(1, 5, 8).double(), context, torch.ones(1, 1, dtype=torch.bool))

@@ -75,7 +75,7 @@ def test_a_vote_counts_first_choices_whatever_their_temperature_and_breaks_ties(
     assert torch.equal(fusion(x).logits.argmax(-1), first)
 
 
-def test_late_confidence_without_kappa_is_the_mean_and_with_much_the_surest() -> None:
+def test_confidence_weighs_votes_by_kappa_and_ignores_constants_and_order() -> None:
     x = features(patterns(3))
     mean = made("late_mean")
     close(copy(mean, made("late_confidence", kappa=0.0))(x).logits, mean(x).logits)
@@ -85,9 +85,6 @@ def test_late_confidence_without_kappa_is_the_mean_and_with_much_the_surest() ->
     entropy = -(votes.softmax(-1) * votes.log_softmax(-1)).sum(-1)
     wanted = torch.stack([votes[entropy[:, b].argmin(), b] for b in range(5)])
     close(sure(y).logits, wanted)
-
-
-def test_confidence_ignores_constants_and_the_order_of_classes() -> None:
     fusion = made("late_confidence")
     votes = torch.randn(4, 3, 4).double()
     for measure in ("entropy", "max", "margin"):
@@ -217,16 +214,13 @@ def test_no_evidence_costs_a_harmonic_number_and_no_divergence() -> None:
     close(divergence(alpha), ours)
 
 
-def test_the_logits_of_tmc_are_the_expected_distribution() -> None:
+def test_the_logits_of_tmc_are_the_expected_distribution_and_its_loss_is_weighted() -> None:
     fusion, x = made("tmc"), features(full(4))
     alpha = combine(F.softplus(votes_of(fusion, x)).transpose(0, 1)) + 1
     close(fusion(x).logits.softmax(-1), alpha / alpha.sum(-1, keepdim=True))
     pseudo = made("tmc", pseudo_view=True)
     assert "joint.weight" in dict(pseudo.named_parameters())
     assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], context(4))).all()
-
-
-def test_class_weights_multiply_the_evidential_loss_of_each_row() -> None:
     fusion, x = made("tmc"), features(full(6))
     output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET]
     plain = fusion.loss(output, TARGET, context(6))

@@ -38,7 +38,7 @@ def test_it_is_a_sum_of_classifiers_weighted_by_confidence(join: bool) -> None:
         close(fusion(x).embedding, mean)
 
 
-def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation() -> None:
+def test_gates_without_weights_are_half_open_and_are_pushed_to_close() -> None:
     fusion, x = made("mmdynamics", join=True), features(full(4))
     for name in WIDTHS:
         nn.init.zeros_(fusion.gates[name].weight)
@@ -50,6 +50,9 @@ def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation
         nn.init.ones_(fusion.confidence[name].bias)
     encoded = [fusion.encode[m](x[m].pooled).relu() for m in WIDTHS]
     close(fusion(x).embedding, fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)))
+    fusion, x = made("mmdynamics"), features(full(4))
+    fusion(x).extra["openness"].sum().backward()
+    assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())
 
 
 def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:
@@ -99,9 +102,3 @@ def test_the_loss_is_that_of_its_classifiers_confidences_and_open_gates(confiden
         own = criterion(logits, TARGET) + error + 0.5 * output.extra["openness"][:, column]
         wanted = wanted + own * patterns(3)[:, column]
     close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
-
-
-def test_open_gates_alone_are_always_pushed_to_close() -> None:
-    fusion, x = made("mmdynamics"), features(full(4))
-    fusion(x).extra["openness"].sum().backward()
-    assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())

@@ -81,7 +81,7 @@ def test_a_modalitys_stream_is_a_transformer_with_the_shared_blocks() -> None:
         close(zorro.pooled_streams(x)[:, column], wanted[:, 0])
 
 
-def test_the_channel_of_what_is_present_answers() -> None:
+def test_the_channel_of_what_is_present_answers_or_the_first_largest() -> None:
     mca = made("mca")
     x = features(patterns(3))
     output, logits = mca(x), mca.head(mca.pooled_streams(x))
@@ -90,10 +90,6 @@ def test_the_channel_of_what_is_present_answers() -> None:
         stream = order[tuple(n for n, bit in enumerate(bits) if bit)]
         close(output.logits[row], logits[row, stream])
     close(output.embedding[-1], mca.null)
-
-
-def test_without_a_channel_for_it_the_first_largest_subset_answers() -> None:
-    x = features(patterns(3))
     mca = made("mca", sizes=[2])
     logits, streams = mca(x).logits, mca.head(mca.pooled_streams(x))
     close(logits[0], streams[0, 3])  # complete: the first pair

@@ -258,7 +258,7 @@ def test_cca_takes_the_rows_that_have_both() -> None:
 # ---- gblend
 
 
-def test_blending_weights_are_the_best_there_are() -> None:
+def test_blending_weights_are_the_best_there_are_for_the_fusion_and_each_head() -> None:
     draw = torch.Generator().manual_seed(0)
     gains, overfits = torch.rand(2, 4, generator=draw).double() + 0.2
 
@@ -276,9 +276,6 @@ def test_blending_weights_are_the_best_there_are() -> None:
     close(floored, [4 / 5, 1 / 5])
     for order in permutations(range(4)):
         close(blend(gains[list(order)], overfits[list(order)], 0.01), found[list(order)])
-
-
-def test_blending_weighs_the_fusion_and_each_head() -> None:
     objective = make_objective("gblend")
     one, seen = only(objective), see(objective, make_batch())
     assert isinstance(one, GBlend)

@@ -199,7 +199,7 @@ def test_the_average_teacher_follows_the_fusion_and_a_loaded_one_stays(tmp_path:
 # ---- more_fewer
 
 
-def test_only_rows_that_more_modalities_make_worse_are_penalised() -> None:
+def test_only_rows_that_more_modalities_make_worse_are_penalised_or_less_sure() -> None:
     settings = {"stop_subset": False}
     objective = make_objective("more_fewer", settings, model=make_model("mean"))
     one: Any = only(objective)
@@ -217,9 +217,6 @@ def test_only_rows_that_more_modalities_make_worse_are_penalised() -> None:
     kept: Any = only(make_objective("more_fewer", model=make_model("mean")))
     loss = kept.violation(fewer, more, context)[0].sum()
     assert torch.autograd.grad(loss, fewer, allow_unused=True) == (None,)
-
-
-def test_confidence_leaves_out_rows_that_only_the_subset_gets_right() -> None:
     one: Any = only(make_objective("more_fewer", {"on": "confidence"}, model=make_model("mean")))
     logits = torch.eye(CLASSES).double()
     context = StepContext(batch=Batch([], {}, torch.ones(2, 3).bool(), torch.tensor([0, 1])))

@@ -237,7 +237,7 @@ def test_prototypes_are_class_means_with_momentum_whatever_the_batches() -> None
     assert one.known_text.all()
 
 
-def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
+def test_the_modality_that_lags_gets_a_prototype_loss_and_equal_ones_nothing() -> None:
     objective = make_objective("pmr", {"alpha": 0.5})
     one: Any = only(objective)
     batch = make_batch([(0, 1), (5, 0)])
@@ -262,9 +262,6 @@ def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
         close(mean(terms[f"pmr/{name}"]), weight * losses[m])
     assert max(weights) > 0
     assert min(weights) == 0
-
-
-def test_equal_modalities_get_nothing_and_a_prototype_itself_has_a_gradient() -> None:
     close(lag(torch.tensor([[3.0, 3.0, 3.0], [4.0, 4.0, 4.0]])), [0.0] * 3)
     close(lag(torch.tensor([[3.0, 0.0], [4.0, 0.0]])), [0.0] * 2)
     centres = torch.randn(3, 4).double()
