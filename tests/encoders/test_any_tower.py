@@ -59,10 +59,10 @@ def test_towers_equal_those_of_transformers_also_when_loaded(family: str, tmp_pa
     assert torch.isfinite(logits).all()
 
 
-def test_texts_of_siglip_2_have_its_full_length(tmp_path: Path) -> None:
+def test_texts_of_siglip_2_have_its_length_and_language_models_read_them(tmp_path: Path) -> None:
     from transformers import AutoModel
 
-    source = tiny.save_joint(tmp_path, "siglip2")
+    source = tiny.save_joint(tmp_path / "siglip2", "siglip2")
     encoder: Any = create_encoder("text", f"hf-clip/{source}").eval()
     words = {"padding": "max_length", "max_length": 24, "padding_side": "right"}
     ids = encoder.tokenizer(TEXTS, return_tensors="pt", **words)
@@ -71,12 +71,9 @@ def test_texts_of_siglip_2_have_its_full_length(tmp_path: Path) -> None:
         whole = AutoModel.from_pretrained(source).eval()
         expected = whole.get_text_features(ids["input_ids"]).pooler_output
     torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-5)
-
-
-def test_a_language_model_beside_a_tower_of_pictures_reads_the_texts(tmp_path: Path) -> None:
     from transformers import AutoModel
 
-    source = tiny.save_qwen_vl(tmp_path)
+    source = tiny.save_qwen_vl(tmp_path / "qwen")
     encoder: Any = create_encoder("text", f"hf-clip/{source}").eval()
     inputs = batch_of(encoder, TEXTS)
     whole = AutoModel.from_pretrained(source).eval().get_decoder()

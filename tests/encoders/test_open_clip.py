@@ -258,8 +258,3 @@ def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
     except FusionZooError as error:
         assert "custom code" in str(error) and "\n" not in str(error)
     assert not mark.exists()
-
-
-def test_a_folder_without_a_prefix_is_told_its_prefix(folders: dict[str, Path]) -> None:
-    with pytest.raises(FusionZooError, match=f"Did you mean 'open_clip/{folders['clip']}'"):
-        create_encoder("text", str(folders["clip"]))

@@ -126,8 +126,9 @@ def test_what_is_kept_or_computed_with_is_refused(build: Callable[[], Any], tmp_
         kept = build()  # noqa: F841
 
 
-def test_a_model_that_cannot_be_trained_says_so_in_the_first_step(tmp_path: Path) -> None:
-    source = text_folder(tmp_path, "Reformer")  # it trains on texts of one length alone
+def test_models_that_cannot_be_trained_or_read_no_text_alone_say_so(tmp_path: Path) -> None:
+    # It trains on texts of one length alone.
+    source = text_folder(tmp_path / "first", "Reformer")
     encoder = create_encoder("text", f"hf/{source}")
     assert encoder.dim == 2 * 16
     prepare = encoder.processor(True)
@@ -136,9 +137,6 @@ def test_a_model_that_cannot_be_trained_says_so_in_the_first_step(tmp_path: Path
         encoder.train()(inputs)
     encoder.freeze("all")
     assert encoder.train()(inputs).pooled.shape == (1, 32)
-
-
-def test_a_model_that_reads_no_text_alone_is_one_error_when_it_is_created(tmp_path: Path) -> None:
     source = text_folder(tmp_path / "source", "Xmod")  # it wants to know the language
     with pytest.raises(FusionZooError, match=r"XmodModel does not encode a text alone: Input lang"):
         create_encoder("text", f"hf/{source}")

@@ -75,11 +75,17 @@ def test_vectors_are_those_of_the_package(tmp_path: Path) -> None:
         torch.testing.assert_close(pooled(create_encoder("text", f"hf/{folder}"), TEXTS), expected)
 
 
-def test_the_newer_form_of_the_pooling_file_is_read(tmp_path: Path) -> None:
+def test_the_newer_form_of_the_pooling_file_is_read_unless_pooling_is_set(tmp_path: Path) -> None:
     folder = tiny.save_sentences(tmp_path / "old", "max_tokens")
     expected = pooled(create_encoder("text", f"hf/{folder}"), TEXTS)
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     assert torch.equal(pooled(create_encoder("text", f"hf/{folder}"), TEXTS), expected)
+    folder = tiny.save_sentences(tmp_path / "set")
+    encoder = create_encoder("text", f"hf/{folder}", pooling="mean")
+    (folder / "modules.json").unlink()
+    plain = create_encoder("text", f"hf/{folder}")
+    assert encoder.dim == plain.dim == 16
+    assert torch.equal(pooled(encoder, TEXTS), pooled(plain, TEXTS))
 
 
 def test_the_folder_sets_length_case_and_prompt(tmp_path: Path) -> None:
@@ -94,15 +100,6 @@ def test_the_folder_sets_length_case_and_prompt(tmp_path: Path) -> None:
     assert torch.equal(pooled(prompted, ["a"]), expected)
     longer = create_encoder("text", f"hf/{folder}", max_length=9).processor(False)
     assert len(longer("a " * 40)["input_ids"]) == 9
-
-
-def test_a_pooling_that_is_set_leaves_the_folders_layers_out(tmp_path: Path) -> None:
-    folder = tiny.save_sentences(tmp_path)
-    encoder = create_encoder("text", f"hf/{folder}", pooling="mean")
-    (folder / "modules.json").unlink()
-    plain = create_encoder("text", f"hf/{folder}")
-    assert encoder.dim == plain.dim == 16
-    assert torch.equal(pooled(encoder, TEXTS), pooled(plain, TEXTS))
 
 
 def test_another_pooling_in_a_folder_is_another_entry_of_the_feature_cache(tmp_path: Path) -> None:

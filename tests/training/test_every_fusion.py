@@ -106,15 +106,12 @@ def test_every_phase_gets_a_step_and_too_few_steps_are_refused() -> None:
         phased(OptimConfig(), phases, 1, 1)
 
 
-def test_encoders_that_rest_are_in_evaluation_mode() -> None:
+def test_a_phase_names_what_learns_and_encoders_that_rest_are_in_evaluation_mode() -> None:
     trainer = trainer_of("mmin")
     for phase in (1, 0):
         trainer.step([batch_of()], StepContext(phase=phase))
         modes = {module.training for module in trainer.module.model.encoders.modules()}
         assert modes == {phase == 0}
-
-
-def test_a_phase_names_what_learns() -> None:
     model = trainer_of("gmu").module.model
     some = frozen_in_phase(model, Phase("gates", 1.0, trains=("gate",), encoders=False))
     learning = [n for n, p in model.named_parameters() if all(p is not q for q in some)]

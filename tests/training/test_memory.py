@@ -69,10 +69,6 @@ def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> Non
         counts.append(len(trims))
     # The first sets the floor, the second adds 500: 500 + 32 are allowed.
     assert counts == [1, 1, 1, 1, 2, 2, 2]
-
-
-def test_before_an_evaluation_only_much_free_memory_is_given_back() -> None:
-    mib = 2**20
     heap, trims = Heap(), []
     heap.release = lambda: trims.append(True)  # type: ignore[method-assign]
     for resident, count in ((1000, 1), (1030, 1), (1033, 2), (1040, 2)):

@@ -91,16 +91,13 @@ def test_plateau_drops_as_torchs() -> None:
     assert drops([], 1) == 0
 
 
-def test_a_group_has_its_own_schedule_and_warm_up() -> None:
+def test_a_group_has_its_own_schedule_and_warm_up_from_when_it_thaws() -> None:
     own: Any = {"modality_warmup": {"text": 0.5}, "modality_schedule": {"image": "linear"}}
     cfg = OptimConfig(warmup=0.0, schedule="constant", **own)
     plan = phased(cfg, WHOLE, 10, 5)
     assert [plan(step)[1]["text"] for step in (0, 4, 5)] == [0.2, 1, 1]
     assert [plan(step)[1]["image"] for step in (0, 5)] == [1, 0.5]
     assert [plan(step)[1][""] for step in (0, 9)] == [1, 1]
-
-
-def test_the_schedule_of_an_encoder_that_thaws_begins_then() -> None:
     cfg = OptimConfig(warmup=0.25, schedule="linear", unfreeze_at_epoch={"text": 2})
     plan = phased(cfg, WHOLE, 18, 5)
     found = [plan(step)[1]["text"] for step in range(18)]

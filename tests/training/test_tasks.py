@@ -134,9 +134,6 @@ def test_a_rows_loss_is_the_weighted_sum_over_its_labelled_tasks() -> None:
     found = tasks.criterion(logits, target.masked_fill(missing, torch.nan))
     wanted = (each * torch.tensor([1.0, 0.5, 2.0])).masked_fill(missing, 0).sum(1)
     torch.testing.assert_close(found, wanted)
-
-
-def test_a_missing_label_contributes_nothing() -> None:
     tasks, target = several([1.0, 1.0, 1.0]), labels_of_three()
     target[2, 1], target[4] = torch.nan, torch.nan
     logits = torch.randn(12, 8, requires_grad=True)

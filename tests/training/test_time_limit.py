@@ -67,13 +67,10 @@ def test_a_limit_of_no_time_still_makes_a_step_and_a_model(tmp_path: Path) -> No
     assert result.metrics["test"] and (tmp_path / "a" / "model" / "config.json").is_file()
     state = read(tmp_path / "a" / "checkpoints" / "last.pt")["state"]
     assert (state["step"], state["evaluated"]) == (1, 0)
-
-
-def test_a_fusion_with_phases_is_saved_before_its_last_one(tmp_path: Path) -> None:
-    """Its best epoch counts anew once the last phase has begun."""
-    result = run(tmp_path / "a", fusion="mmin", train={"time_limit": "0.001s"})
+    # Its best epoch counts anew once the last phase has begun.
+    result = run(tmp_path / "b", fusion="mmin", train={"time_limit": "0.001s"})
     assert result.metrics["test"]
-    state = read(tmp_path / "a" / "checkpoints" / "last.pt")["state"]
+    state = read(tmp_path / "b" / "checkpoints" / "last.pt")["state"]
     assert state["best"] == {}
 
 

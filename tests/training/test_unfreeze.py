@@ -90,15 +90,12 @@ def test_layers_thaw_one_after_another_from_the_last_one_down() -> None:
     assert all(module.training for module in text.modules())
 
 
-def test_both_settings_together_count_from_the_epoch() -> None:
+def test_both_settings_count_from_the_epoch_and_what_is_frozen_for_good_stays_so() -> None:
     trainer = make(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
     top = list(trainer.module.model.encoders["image"].parameters())[-1]
     first = next(trainer.module.model.encoders["image"].parameters())
     assert trainer.freeze_plan.unfreezing.span([top]) == [3, 3]
     assert trainer.freeze_plan.unfreezing.span([first, top]) == [3, 7]  # five layers
-
-
-def test_what_is_frozen_for_good_stays_so() -> None:
     encoders = {"text": {"name": "chars", "num_layers": 3, "freeze": "all_but_last_2"}}
     model = create_model("concat", encoders, 3)
     text = model.encoders["text"]

@@ -94,7 +94,7 @@ def test_a_weight_of_0_is_a_row_left_out() -> None:
         torch.testing.assert_close(states[0][key], value, rtol=1e-6, atol=1e-9)
 
 
-def test_mixed_rows_count_each_of_the_two_losses_by_its_own_weight() -> None:
+def test_mixed_rows_count_by_their_own_weights_and_gblend_measures_weighted_means() -> None:
     objective, batch = make_objective("mixup"), weighted(make_batch(absent=[]))
     objective.mean_weight = float(WEIGHTS.mean())
     strategy: Any = only(objective)
@@ -110,9 +110,6 @@ def test_mixed_rows_count_each_of_the_two_losses_by_its_own_weight() -> None:
     ]
     share = strategy.label_share
     torch.testing.assert_close(found, share * losses[0] + (1 - share) * losses[1])
-
-
-def test_gblend_measures_weighted_means() -> None:
     objective, batch = make_objective("gblend"), weighted(make_batch(absent=[]))
     objective.mean_weight = 5.0  # the weights of another split have another mean
     trainer = make_trainer(objective, SGD)

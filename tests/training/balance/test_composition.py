@@ -43,12 +43,17 @@ def test_the_others_go_with_each_of_them(first: str) -> None:
     assert any(name.startswith("unimodal_aux/") for name in result.losses)
 
 
-def test_unknown_names_and_settings_without_a_strategy_are_refused() -> None:
+def test_unknown_names_and_fusions_that_do_not_suit_are_refused() -> None:
     setting = StrategyInputs(make_model("mean"), torch.zeros(9, dtype=torch.int64), 0, World())
     with pytest.raises(FusionZooError, match=r"unknown training strategy 'ogmge'\. Did you mean"):
         build_balance("ogmge", {}, setting)
     with pytest.raises(FusionZooError, match=r"agm: --balance does not name 'agm'"):
         build_balance("ogm_ge", {"agm": {"alpha": 1}}, setting)
+    with pytest.raises(FusionZooError, match="LateMean has no linear head that all modalities"):
+        make_objective("mla", model=make_model("late_mean"))
+    trainer = make_trainer(make_objective("agm", model=make_model("late_max")))
+    with pytest.raises(FusionZooError, match="loss of LateMax does not read the fused logits"):
+        trainer.step([make_batch()], StepContext())
 
 
 @pytest.mark.parametrize(
@@ -112,14 +117,6 @@ def test_scores_of_classes_need_one_class_for_each_sample(name: str, targets: An
 def test_one_modality_cannot_be_compared(name: str) -> None:
     with pytest.raises(FusionZooError, match="the model has only one"):
         make_objective(name, model=make_model("mean", {"image": 5}))
-
-
-def test_alternation_needs_a_shared_head_and_modulation_a_loss_of_the_fused_logits() -> None:
-    with pytest.raises(FusionZooError, match="LateMean has no linear head that all modalities"):
-        make_objective("mla", model=make_model("late_mean"))
-    trainer = make_trainer(make_objective("agm", model=make_model("late_max")))
-    with pytest.raises(FusionZooError, match="loss of LateMax does not read the fused logits"):
-        trainer.step([make_batch()], StepContext())
 
 
 def test_a_teacher_of_another_width_or_without_the_modality_is_refused(
