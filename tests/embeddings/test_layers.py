@@ -78,7 +78,7 @@ def test_a_layer_of_an_image_encoder_is_the_mean_of_its_feature_map(
     assert about == {"width": 12, "normalised": False, "layer": "layer3"}
 
 
-def test_padding_and_neighbours_do_not_enter_a_layers_mean(
+def test_padding_and_neighbours_do_not_enter_a_layers_mean_and_the_last_is_the_vector(
     model: Path, table: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     columns = [
@@ -92,11 +92,6 @@ def test_padding_and_neighbours_do_not_enter_a_layers_mean(
     assert not columns[0][[6, 13]].any()
     for column in columns[1:]:
         np.testing.assert_allclose(column, columns[0], atol=1e-5)
-
-
-def test_the_last_block_before_a_norm_gives_the_encoders_own_vector(
-    model: Path, table: list[dict[str, Any]], tmp_path: Path
-) -> None:
     out = embed(model, table, tmp_path / "e.parquet", {"text": "transformer.layers"})
     own = vectors(out, "text")
     np.testing.assert_allclose(vectors(out, "text_transformer_layers"), own, atol=1e-5)
@@ -117,7 +112,7 @@ def test_the_other_columns_stay_as_they_are(
     ]
 
 
-def test_several_images_of_a_sample_are_averaged_and_none_is_zeros() -> None:
+def test_several_images_are_averaged_none_is_zeros_and_class_tokens_are_left_out() -> None:
     torch.manual_seed(0)
     model = create_model("gmu", {"image": RESNET}, classes=["a", "b"], dim=6).eval()
     images = [np.full((32, 32, 3), 60 * number, np.uint8) for number in range(4)]
@@ -131,9 +126,6 @@ def test_several_images_of_a_sample_are_averaged_and_none_is_zeros() -> None:
     model = create_model("gmu", {"image": RESNET, "text": CHARS}, classes=["a", "b"], dim=6).eval()
     rows = layer_vectors(model, model.batch([{"text": "a"}, {"text": "b"}]))
     assert rows.shape == (2, 12) and not rows.any()
-
-
-def test_class_tokens_of_a_vision_transformer_are_left_out() -> None:
     vit = {"name": "timm/vit_tiny_patch16_224", "pretrained": False, "img_size": 32, "depth": 2}
     model = create_model("gmu", {"image": vit}, classes=["a", "b"], dim=6).eval()
     batch = model.batch([{"image": np.full((32, 32, 3), 90, np.uint8)}])

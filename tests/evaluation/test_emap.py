@@ -63,7 +63,7 @@ def test_the_projection_of_two_is_the_best_additive_fit() -> None:
     torch.testing.assert_close(found, torch.zeros(4, 1).double())
 
 
-def test_the_standard_error_is_that_of_other_completions() -> None:
+def test_the_standard_error_is_that_of_other_completions_and_of_all_pairs_none() -> None:
     """Shares of a product of three: without bias, and as far apart as their error says."""
     parts = [draws(ROWS, 1 + m)[:, :1] for m in range(3)]
     logits = product_of(parts)
@@ -79,9 +79,6 @@ def test_the_standard_error_is_that_of_other_completions() -> None:
     spread = found[:, 0].std()
     assert abs(found[:, 0].mean() - exact) < 4 * spread / np.sqrt(40)
     assert 0.5 < found[:, 1].mean() / spread < 2
-
-
-def test_all_pairs_of_two_leave_no_error() -> None:
     blocks = project(product_of([draws(ROWS, 1), draws(ROWS, 2)[:, :1]]), ROWS, 2, 1, 0)
     assert jackknife(blocks, lambda x: float(x.sum())) == (float(blocks.sum()), 0.0)
 

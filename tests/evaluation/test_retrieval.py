@@ -121,15 +121,12 @@ def test_copies_are_one_query_and_one_answer_and_every_partner_is_right() -> Non
     assert found["text_to_image.mrr"] == pytest.approx((3 + 1 / 3) / 4)
 
 
-def test_answers_of_the_same_group_are_right() -> None:
+def test_answers_of_the_same_group_are_right_and_both_ways_of_ranking_agree() -> None:
     first, second = torch.eye(4), torch.eye(4)[[1, 0, 3, 2]]  # partners swapped within a group
     present = torch.ones(4, 2, dtype=torch.bool)
     assert retrieval_figures({"a": first, "b": second}, present)["recall@1"] == 0
     groups = torch.tensor([7, 7, 9, 9])
     assert retrieval_figures({"a": first, "b": second}, present, groups=groups)["recall@1"] == 1
-
-
-def test_without_copies_both_ways_of_ranking_agree() -> None:
     x, y = embedded(40), embedded(40) + embedded(41)[:40]
     present = torch.ones(40, 2, dtype=torch.bool)
     x[3], y[5] = torch.nan, torch.nan

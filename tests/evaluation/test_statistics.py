@@ -27,16 +27,20 @@ Record = Callable[[str, object], None]  # pytest's record_property
 DRAW = np.random.default_rng(0)
 
 
-def test_one_seed_leaves_the_paired_t_test_over_items() -> None:
+def test_one_seed_leaves_the_paired_t_test_and_equal_models_tie() -> None:
     a, b = DRAW.random((1, 60)), DRAW.random((1, 60))
     reference = stats.ttest_rel(a[0], b[0])
     found = compare(a, b)
     assert found.p == pytest.approx(reference.pvalue)
     low, high = reference.confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    same = (DRAW.random((3, 40)) < 0.7).astype(float)
+    found = compare(same, same)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
 
 
-def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
+def test_the_crossed_variance_is_that_of_the_analysis_of_variance_with_a_step() -> None:
     seeds = DRAW.standard_normal((4, 1))
     scores = 0.5 + seeds + DRAW.standard_normal((4, 50))
     interval, _ = crossed(scores)
@@ -48,9 +52,6 @@ def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
     freedom = (items + luck - rest) ** 2 / (items**2 / 49 + luck**2 / 3)
     half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
     assert interval.high - interval.mean == pytest.approx(half)
-
-
-def test_the_width_has_a_step_where_seeds_begin_to_vary_more_than_chance() -> None:
     draw = np.random.default_rng(0)
     rest = draw.standard_normal((3, 300))
     rest -= rest.mean(0) + rest.mean(1)[:, None] - rest.mean()
@@ -62,13 +63,6 @@ def test_the_width_has_a_step_where_seeds_begin_to_vary_more_than_chance() -> No
     assert below.mean == pytest.approx(above.mean)
     widths = [interval.high - interval.low for interval in (below, above)]
     assert widths[1] / widths[0] == pytest.approx(1.027, abs=0.002)
-
-
-def test_equal_models_tie_with_certainty() -> None:
-    same = (DRAW.random((3, 40)) < 0.7).astype(float)
-    found = compare(same, same)
-    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
-    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
 
 
 def test_bootstrap_and_permutation_agree_with_scipys() -> None:

@@ -176,7 +176,7 @@ def test_a_calibration_by_weights_covers_as_that_of_rows_listed_twice() -> None:
     assert figures == pytest.approx(listed_figures, abs=1e-6)
 
 
-def test_weighted_scores_have_the_weighted_mean_and_the_interval_of_a_ratio() -> None:
+def test_weighted_scores_and_subgroups_have_the_weighted_mean() -> None:
     draw = np.random.default_rng(0)
     scores, weights = draw.random((2, 50)), draw.random(50)
     found = weighted(scores, weights)
@@ -186,9 +186,6 @@ def test_weighted_scores_have_the_weighted_mean_and_the_interval_of_a_ratio() ->
     assert other.high - other.low == pytest.approx(one.high - one.low)
     assert weighted(scores, None) is scores
     assert effective_size(np.array([3.0, 1, 1, 0])) == 2
-
-
-def test_subgroups_have_weighted_means() -> None:
     scores, weights = np.array([1.0, 0, 1, 1, 0, 1]), np.array([3.0, 1, 1, 1, 1, 2])
     names, clusters = np.array(list("aabbbb")), list("123456")
     groups, _ = compare_subgroups(scores[None], names, clusters, weights=weights)
