@@ -19,7 +19,6 @@ import torch
 import fusionzoo as fz
 from fusionzoo import create_dataset, create_model
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.embeddings import extract as extraction
 from fusionzoo.embeddings import on_ray
 from fusionzoo.embeddings.files import read_about
 from fusionzoo.embeddings.parts import PartsFolder
@@ -70,9 +69,6 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-# ---- order
-
-
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_rows_keep_the_order_of_the_table_and_batches_that_of_lengths(
     model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
@@ -85,6 +81,9 @@ def test_rows_keep_the_order_of_the_table_and_batches_that_of_lengths(
     assert ids == dataset.ids
     wanted = torch.cat([fz.load(model).embed([dataset[row]])["fused"] for row in range(90)])
     np.testing.assert_allclose(vectors, wanted.numpy(), atol=1e-6)
+    written = pq.read_table(out)
+    assert written["target"].to_pylist() == [*dataset.labels]
+    assert written["present_text"].to_pylist() == [True] * 90
     lengths = dict(zip(dataset.ids, dataset.lengths().tolist(), strict=True))
     assert max(lengths.values()) in [lengths[key] for key in batches[0]]
     spread = [max(map(lengths.get, b)) - min(map(lengths.get, b)) for b in batches]  # type: ignore[type-var, arg-type, operator]
@@ -133,9 +132,6 @@ def test_what_the_model_does_not_read_is_not_decoded(tmp_path: Path) -> None:
     assert len(dataset[0].values) == 2 and len(dataset.failures()) == 1  # it would have failed
 
 
-# ---- memory
-
-
 def test_a_batch_that_does_not_fit_is_halved_and_said_once(
     model: Path,
     table: Path,
@@ -165,11 +161,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_said_once(
 
 
 def test_a_sample_that_does_not_fit_alone_is_one_line(
-    model: Path,
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = fz.load(model)  # loading runs a blank sample
 
@@ -182,9 +174,6 @@ def test_a_sample_that_does_not_fit_alone_is_one_line(
     monkeypatch.setattr(FusionModel, "_run_encoders", never)
     with pytest.raises(fz.FusionZooError, match=r"out of memory with sample 'r\d+' alone"):
         fz.embed(load, str(table), out=tmp_path / "e.parquet", batch_size=8)
-
-
-# ---- resuming
 
 
 class Killed(Exception):
@@ -307,9 +296,6 @@ def test_two_extractions_do_not_write_one_file_at_the_same_time(
         other.communicate(b"")
 
 
-# ---- what a row holds
-
-
 def test_rows_of_which_nothing_can_be_read_are_flagged_with_nulls(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 4)).astype("f4")
     for row in range(40):
@@ -366,9 +352,6 @@ def test_prefixes_of_the_fused_vector_are_written_on_request(
     assert "--matryoshka 7: the fused vector has 6 entries" in capsys.readouterr().err
 
 
-# ---- formats
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "error"),
     [
@@ -405,19 +388,15 @@ def test_the_matrix_is_read_without_a_copy(model: Path, table: Path, tmp_path: P
     assert not vectors.flags.writeable  # it is Arrow's memory
 
 
-# ---- without training
-
-
 def frozen(dim: int) -> Any:
     return fz.wrap_encoder(torch.nn.Linear(4, dim), dim=dim, kind="vector", blank=torch.zeros(4))
 
 
-def vector_rows(count: int = 12) -> list[dict[str, Any]]:
+def two_vectors() -> dict[str, Any]:
     draw = np.random.default_rng(0)
-    return [
-        {"id": str(n), "vector": draw.normal(size=4).tolist(), "b": draw.normal(size=4).tolist()}
-        for n in range(count)
-    ]
+    cells = draw.normal(size=(12, 2, 4)).tolist()
+    rows = [{"id": str(n), "vector": x, "b": y} for n, (x, y) in enumerate(cells)]
+    return {"name": "manifest", "root": rows, "kinds": {"b": "vector"}, "columns": {"b": "b"}}
 
 
 FUSED: dict[str, Callable[[Any], Any]] = {
@@ -432,14 +411,8 @@ FUSED: dict[str, Callable[[Any], Any]] = {
 def test_encoders_are_composed_without_training_or_random_weights(
     tmp_path: Path, fusion: str
 ) -> None:
-    data = {
-        "name": "manifest",
-        "root": vector_rows(),
-        "kinds": {"b": "vector"},
-        "columns": {"b": "b"},
-    }
     encoders = {"vector": frozen(3), "b": frozen(3)}
-    out = fz.embed(data, encoders=encoders, fusion=fusion, out=tmp_path / "e.parquet")
+    out = fz.embed(two_vectors(), encoders=encoders, fusion=fusion, out=tmp_path / "e.parquet")
     parts = [fz.read_embeddings(out, name).vectors for name in ("b", "vector")]
     fused = fz.read_embeddings(out).vectors
     np.testing.assert_allclose(fused, FUSED[fusion](parts), atol=1e-6)
@@ -458,14 +431,8 @@ def test_a_composition_whose_weights_would_be_random_is_refused(
     for words, message in cases.items():
         assert embed([*data, *words.split()]) == 2
         assert message in capsys.readouterr().err
-    data_b = {
-        "name": "manifest",
-        "root": vector_rows(),
-        "kinds": {"b": "vector"},
-        "columns": {"b": "b"},
-    }
     with pytest.raises(fz.FusionZooError, match=r'b 2, vector 3.*fusion="concat" takes any'):
-        fz.embed(data_b, encoders={"vector": frozen(3), "b": frozen(2)}, fusion="mean")
+        fz.embed(two_vectors(), encoders={"vector": frozen(3), "b": frozen(2)}, fusion="mean")
 
 
 def test_an_encoder_with_weights_from_a_file_is_composed(table: Path, tmp_path: Path) -> None:
@@ -478,9 +445,6 @@ def test_an_encoder_with_weights_from_a_file_is_composed(table: Path, tmp_path: 
     ids, fused = fz.read_embeddings(out)
     np.testing.assert_array_equal(fused, fz.read_embeddings(out, "text").vectors)
     assert len(ids) == 90
-
-
-# ---- mistakes
 
 
 @pytest.mark.parametrize(
@@ -518,4 +482,3 @@ def test_an_error_in_a_ray_actor_is_that_error() -> None:
     wrapped.cause = fz.FusionZooError("no file x.png")  # type: ignore[attr-defined]
     assert on_ray._reason(wrapped) == "no file x.png"
     assert on_ray._reason(RuntimeError("another")) is None
-    assert extraction.extract is not None

@@ -22,7 +22,6 @@ from fusionzoo.tools.search.vectors import open_vectors
 
 COUNT = 60
 OTHERS = ("shards", "e.npy")
-NAMES = ("e.parquet", *OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -72,37 +71,6 @@ def test_a_search_gives_the_same_hits_in_every_format(
     found = Searcher(expected).search({}, ids=["s8"], ids_from=out, k=11)
     assert found.ids == ["s8", *other]
     assert read_about(out)["model_digest"] == read_about(expected)["model_digest"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.slow
-def test_short_numbers_stand_for_the_same_vectors_in_every_format(
-    name: str, dtype: str, data: Any, expected: Path, tmp_path: Path
-) -> None:
-    out = open_vectors(embed(data, tmp_path, name, dtype=dtype))
-    for column in ("fused", "a", "b"):
-        vectors, usable = out.matrix(column)
-        wanted, present = open_vectors(expected).matrix(column)
-        assert usable.equal(present)
-        np.testing.assert_allclose(vectors, wanted, atol=0.05)
-        np.testing.assert_array_equal(out.some(column, [50, 3, 50])[0], vectors[[50, 3, 50]])
-    assert list(out.dims) == ["fused", "a", "b"]
-    assert {*out.columns} >= {"id", "split", "target", "present_b"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_commands_take_every_format(
-    name: str, data: Any, expected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = embed(data, tmp_path, name)
-    hits = []
-    for path in (expected, out):
-        capsys.readouterr()
-        assert main(["search", str(path), "--id", "s8", "--json", "-"]) == 0
-        hits.append(json.loads(capsys.readouterr().out)["hits"])
-    assert hits[0] == hits[1] and len(hits[0]) == 10
 
 
 @pytest.mark.slow

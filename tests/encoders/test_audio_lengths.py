@@ -14,6 +14,7 @@ from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Audio, Features, Sample
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 DRAW = torch.Generator().manual_seed(0)
@@ -31,11 +32,8 @@ WAYS = {
 }
 
 
-@torch.no_grad()
 def features(encoder: Encoder, clips: list[Audio]) -> Features:
-    prepare = encoder.eval().processor(False)
-    output: Features = encoder(prepare.collate([prepare(clip) for clip in clips]))
-    return output
+    return features_of(encoder.eval(), clips)
 
 
 @pytest.mark.parametrize("family", WAYS)

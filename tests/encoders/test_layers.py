@@ -62,9 +62,6 @@ def train(encoder: Encoder, steps: int = 3) -> set[str]:
     return {name for name, x in encoder.state_dict().items() if not torch.equal(x, before[name])}
 
 
-# ---- layers
-
-
 @pytest.mark.parametrize("spec", [VIT, RESNET], ids=["vit", "resnet"])
 def test_the_layers_of_timms_models_are_timms_own(spec: dict[str, Any]) -> None:
     from timm.optim import param_groups_layer_decay
@@ -82,10 +79,16 @@ def test_the_layers_of_timms_models_are_timms_own(spec: dict[str, Any]) -> None:
         assert scale[id(parameter)] == 0.5 ** (top - numbers[name]), name
 
 
-def test_the_layers_of_a_transformer_are_embeddings_then_blocks(bert: dict[str, Any]) -> None:
+def test_the_layers_of_a_transformer_are_embeddings_then_blocks_and_rest_if_frozen(
+    bert: dict[str, Any],
+) -> None:
     for name, number in layer_numbers(build("text", bert)).items():
         wanted = 0 if "embeddings" in name else 2 if "layer.1." in name or "pooler" in name else 1
         assert number == wanted, name
+    encoder = build("text", bert, freeze="all_but_last_1").train()
+    assert not encoder.net.embeddings.dropout.training
+    assert not encoder.net.encoder.layer[0].attention.output.dropout.training
+    assert encoder.net.encoder.layer[1].attention.output.dropout.training
 
 
 def test_elsewhere_layers_are_the_children_in_order() -> None:
@@ -98,9 +101,6 @@ def test_elsewhere_layers_are_the_children_in_order() -> None:
     assert table == {"weight": 0, "bias": 0}
 
 
-# ---- freezing
-
-
 def test_all_but_the_last_layers_stay_bit_for_bit(bert: dict[str, Any]) -> None:
     for modality, spec, last in (("text", bert, 1), ("image", VIT, 2), ("image", RESNET, 1)):
         encoder = build(modality, spec, freeze=f"all_but_last_{last}")
@@ -110,13 +110,6 @@ def test_all_but_the_last_layers_stay_bit_for_bit(bert: dict[str, Any]) -> None:
         moved = {layer[name.rpartition(".")[0]] for name in train(encoder)}
         top = max(numbers.values())
         assert moved == set(range(top + 1 - last, top + 1))
-
-
-def test_frozen_layers_drop_nothing_out(bert: dict[str, Any]) -> None:
-    encoder = build("text", bert, freeze="all_but_last_1").train()
-    assert not encoder.net.embeddings.dropout.training
-    assert not encoder.net.encoder.layer[0].attention.output.dropout.training
-    assert encoder.net.encoder.layer[1].attention.output.dropout.training
 
 
 def test_norm_freezes_norms_and_their_statistics_and_trains_the_rest() -> None:
@@ -149,8 +142,6 @@ def test_a_wrong_freeze_is_one_clear_error(freeze: str, says: str, bert: dict[st
     with pytest.raises(FusionZooError, match="it has no normalisation layer"):
         create_encoder("v", "vector/identity", kind="vector", in_dim=3, freeze="norm")
 
-
-# ---- adapters
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.1}
 
@@ -198,18 +189,16 @@ def test_lora_is_put_where_the_network_calls_a_layer(tmp_path: Path) -> None:
     """EVA-02 reads the weights of its `qkv` itself."""
     model = fusionzoo.create_model("concat", {"image": {**EVA, "lora": {"r": 2}}}, 2, dim=8)
     encoder = model.encoders["image"]
-    encoder(
-        encoder.processor(False).collate([encoder.processor(False).blank()])
-    ).pooled.sum().backward()
+    blank = encoder.processor(False).blank()
+    encoder(encoder.processor(False).collate([blank])).pooled.sum().backward()
     adapters = {name: p for name, p in encoder.named_parameters() if p.requires_grad}
     assert adapters and all(p.grad is not None for p in adapters.values())
     assert all(".attn.proj.lora_" in name for name in adapters)
     model.save(tmp_path / "model")
     loaded = fusionzoo.load(tmp_path / "model").encoders["image"]
     assert loaded.spec["lora"] == {"r": 2, "targets": ["attn.proj"]}
-    with pytest.raises(
-        FusionZooError, match=r"lora\.targets: an adapter beside .*qkv has no effect"
-    ):
+    match = r"lora\.targets: an adapter beside .*qkv has no effect"
+    with pytest.raises(FusionZooError, match=match):
         build("image", EVA, lora={"targets": ["qkv"]})
 
 
@@ -217,15 +206,14 @@ def test_lora_is_put_where_the_network_calls_a_layer(tmp_path: Path) -> None:
 def test_a_head_that_no_feature_reads_is_removed_and_old_weights_load(model: str) -> None:
     import timm
 
-    encoder = build("image", {"name": f"timm/{model}", **SCRATCH, "size": 64})
+    spec = {"name": f"timm/{model}", **SCRATCH, "size": 64}
+    encoder = build("image", spec)
     whole = timm.create_model(model, pretrained=False, num_classes=0)
     net: Any = encoder.net
     gone = whole.state_dict().keys() - net.state_dict().keys()
     assert gone and {key.partition(".")[0] for key in gone} <= {"head", "conv_head"}
     net.load_state_dict(whole.state_dict(), strict=True)
-    last = build(
-        "image", {"name": f"timm/{model}", **SCRATCH, "size": 64, "freeze": "all_but_last_1"}
-    )
+    last = build("image", spec, freeze="all_but_last_1")
     pixels = {"pixels": torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)}
     features = last(pixels)
     (features.pooled.sum() + features.tokens.sum()).backward()
@@ -264,13 +252,8 @@ def test_lora_fits_an_audio_transformer(tmp_path: Path) -> None:
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     convs = {"conv_dim": (8,) * 3, "conv_kernel": (10, 3, 3), "conv_stride": (5, 4, 4)}
-    config = Wav2Vec2Config(
-        intermediate_size=16,
-        num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2,
-        **sizes,
-        **convs,
-    )
+    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = Wav2Vec2Config(intermediate_size=16, **places, **sizes, **convs)
     Wav2Vec2Model(config).save_pretrained(tmp_path)
     Wav2Vec2FeatureExtractor().save_pretrained(tmp_path)
     encoder = create_encoder("audio", f"hf/{tmp_path}", lora={"r": 2})

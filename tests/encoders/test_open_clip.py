@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 import fusionzoo
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Sample
-from fusionzoo.testing.encoders import CHECKS, maker
+from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from helpers import hub_stand_in as hub
 from helpers import tiny_models as tiny
 from helpers.pictures import SHAPES, off
@@ -37,6 +37,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         name: tiny.save_open_clip(tmp_path_factory.mktemp("open_clip") / name, name)
         for name in tiny.OPEN_CLIP
     }
+
+
+def pillow(image: Tensor) -> Image.Image:
+    return Image.fromarray(np.asarray(image.permute(1, 2, 0)))
 
 
 def whole(folder: Path) -> Any:
@@ -59,10 +63,9 @@ def test_pooled_vectors_are_those_of_open_clip(name: str, folders: dict[str, Pat
     image: Any = create_encoder("image", f"open_clip/{folder}").eval()
     text = create_encoder("text", f"open_clip/{folder}").eval()
     pictures = torch.randint(256, (2, 3, *image.preparation.size), dtype=torch.uint8)
-    prepare: Any = text.processor(False)
+    from_text = features_of(text, TEXTS)
     with torch.no_grad():
         from_image = image({"pixels": pictures})
-        from_text = text(prepare.collate([prepare(x) for x in TEXTS]))
         pixels = image.normalise(pictures)
         torch.testing.assert_close(
             from_image.pooled, model.encode_image(pixels, **options), rtol=0, atol=1e-5
@@ -80,9 +83,7 @@ def test_pooled_vectors_are_those_of_open_clip(name: str, folders: dict[str, Pat
 def test_the_token_that_is_pooled_is_the_pooled_vector(name: str, folders: dict[str, Path]) -> None:
     """CLIP pools the last real token, BERT the first."""
     encoder = create_encoder("text", f"open_clip/{folders[name]}").eval()
-    prepare = encoder.processor(False)
-    with torch.no_grad():
-        out = encoder(prepare.collate([prepare(x) for x in TEXTS]))
+    out = features_of(encoder, TEXTS)
     last = out.mask.sum(1) - 1 if name == "clip" else torch.zeros(4, dtype=torch.long)
     torch.testing.assert_close(out.tokens[torch.arange(4), last], out.pooled)
 
@@ -97,14 +98,7 @@ def test_images_are_prepared_as_open_clip_prepares_them(
     _, transform = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
     encoder: Any = create_encoder("image", f"open_clip/{folder}")
     for shape in SHAPES:
-        assert (
-            off(
-                encoder,
-                lambda x: transform(Image.fromarray(np.asarray(x.permute(1, 2, 0)))),
-                shape,
-            )
-            < PILLOW
-        )
+        assert off(encoder, lambda x: transform(pillow(x)), shape) < PILLOW
 
 
 @pytest.mark.parametrize(
@@ -179,28 +173,17 @@ def test_weights_of_the_hub_are_downloaded_and_cached(
 def edit(folder: Path, part: str, **changes: Any) -> None:
     path = folder / "open_clip_config.json"
     about = json.loads(path.read_text())
-    (about if not part else about["model_cfg"] if part == "model_cfg" else about[part]).update(
-        changes
-    )
+    (about[part] if part else about).update(changes)
     path.write_text(json.dumps(about))
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (shutil.rmtree, r"open_clip has no model .* and there is no such folder"),
-    "no configuration": (
-        lambda x: (x / "open_clip_config.json").unlink(),
-        r"open_clip_config.json is missing: which open_clip writes",
-    ),
+    "no configuration": (lambda x: (x / "open_clip_config.json").unlink(), r"is missing: which"),
     "no model_cfg": (lambda x: edit(x, "", model_cfg=1), r"has no model_cfg with vision_cfg and"),
-    "no weights": (
-        lambda x: (x / "open_clip_model.safetensors").unlink(),
-        r"cannot be loaded: Required pretrained weights",
-    ),
+    "no weights": (lambda x: (x / "open_clip_model.safetensors").unlink(), r"Required pretrained"),
     "another width": (lambda x: edit(x, "model_cfg", embed_dim=10), r"cannot be loaded: .*size mi"),
-    "bars at the sides": (
-        lambda x: edit(x, "preprocess_cfg", resize_mode="longest"),
-        r"resize_mode 'longest', which is not supported; fit= sets another way",
-    ),
+    "bars at the sides": (lambda x: edit(x, "preprocess_cfg", resize_mode="longest"), r"'longest'"),
 }
 
 
@@ -258,11 +241,7 @@ def test_a_name_without_weights_is_one_line(
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
-    kind: str,
-    file: str,
-    folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, file: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = shutil.copytree(folders["bert"], tmp_path / "source")
     mark = tmp_path / "ran"
@@ -279,16 +258,3 @@ def test_code_in_a_folder_never_runs_even_if_standard_input_agrees(
     except FusionZooError as error:
         assert "custom code" in str(error) and "\n" not in str(error)
     assert not mark.exists()
-
-
-def test_a_tokenizer_reaches_the_loaders_workers(folders: dict[str, Path]) -> None:
-    for name in ("clip", "siglip"):
-        prepare: Any = create_encoder("text", f"open_clip/{folders[name]}").processor(True)
-        unpickled = pickle.loads(pickle.dumps(prepare))
-        for text in TEXTS:
-            assert torch.equal(unpickled(text)["input_ids"], prepare(text)["input_ids"])
-
-
-def test_a_folder_without_a_prefix_is_told_its_prefix(folders: dict[str, Path]) -> None:
-    with pytest.raises(FusionZooError, match=f"Did you mean 'open_clip/{folders['clip']}'"):
-        create_encoder("text", str(folders["clip"]))

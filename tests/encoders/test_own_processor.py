@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import fusionzoo
 from fusionzoo.encoders import create_encoder
 from fusionzoo.model import create_model
 from fusionzoo.structures import Sample
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 DRAW = torch.Generator().manual_seed(0)
@@ -66,10 +66,7 @@ def test_features_are_those_of_the_library_also_when_loaded(case: str, tmp_path:
     source = save(tmp_path / "source")
     encoders = {"image": f"{prefix}/{source}", "text": {"name": "chars", "dim": 8, "num_heads": 2}}
     model = create_model("concat", encoders, 2, dim=8).eval()
-    encoder: Any = dict(model.named_encoders())["image"]
-    prepare = encoder.processor(False)
-    with torch.no_grad():
-        features = encoder(prepare.collate([prepare(picture) for picture in PICTURES]))
+    features = features_of(dict(model.named_encoders())["image"], PICTURES)
     for row, (tokens, pooled) in enumerate(library(case, source)):
         found = features.tokens[row][features.mask[row]]
         torch.testing.assert_close(found, tokens, rtol=0, atol=1e-5)

@@ -16,7 +16,7 @@ from torch import nn
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.loading import SPARE, TENSOR, bounded_allocation
-from fusionzoo.testing.encoders import CHECKS, maker
+from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from helpers import tiny_models as tiny
 from helpers.tiny_models import SMALL, TEXT, tokenizer
 
@@ -91,12 +91,8 @@ def test_a_text_is_encoded_alike_beside_a_longer_one(
     """FNet mixes all positions of a row, the padding too."""
     encoder = create_encoder("text", f"hf/{text_folder(tmp_path, family)}").eval()
     assert encoder.one_length == by_length
-    prepare = encoder.processor(False)
-    with torch.no_grad():
-        alone, both = (
-            encoder(prepare.collate([prepare(x) for x in texts]))
-            for texts in (["a red cat"], ["a red cat", "a red cat on a warm old wall by the sea"])
-        )
+    long = "a red cat on a warm old wall by the sea"
+    alone, both = (features_of(encoder, x) for x in (["a red cat"], ["a red cat", long]))
     torch.testing.assert_close(both.pooled[0], alone.pooled[0], rtol=1e-5, atol=1e-6)
     length = alone.tokens.shape[1]
     torch.testing.assert_close(both.tokens[0, :length], alone.tokens[0], rtol=1e-5, atol=1e-6)
@@ -130,8 +126,9 @@ def test_what_is_kept_or_computed_with_is_refused(build: Callable[[], Any], tmp_
         kept = build()  # noqa: F841
 
 
-def test_a_model_that_cannot_be_trained_says_so_in_the_first_step(tmp_path: Path) -> None:
-    source = text_folder(tmp_path, "Reformer")  # it trains on texts of one length alone
+def test_models_that_cannot_be_trained_or_read_no_text_alone_say_so(tmp_path: Path) -> None:
+    # It trains on texts of one length alone.
+    source = text_folder(tmp_path / "first", "Reformer")
     encoder = create_encoder("text", f"hf/{source}")
     assert encoder.dim == 2 * 16
     prepare = encoder.processor(True)
@@ -140,9 +137,6 @@ def test_a_model_that_cannot_be_trained_says_so_in_the_first_step(tmp_path: Path
         encoder.train()(inputs)
     encoder.freeze("all")
     assert encoder.train()(inputs).pooled.shape == (1, 32)
-
-
-def test_a_model_that_reads_no_text_alone_is_one_error_when_it_is_created(tmp_path: Path) -> None:
     source = text_folder(tmp_path / "source", "Xmod")  # it wants to know the language
     with pytest.raises(FusionZooError, match=r"XmodModel does not encode a text alone: Input lang"):
         create_encoder("text", f"hf/{source}")

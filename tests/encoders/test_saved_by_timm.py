@@ -79,8 +79,7 @@ def test_a_model_folder_needs_the_source_no_more(folder: Path, tmp_path: Path) -
     loaded: Any = fusionzoo.load(saved)
     assert str(tmp_path) not in (saved / "config.json").read_text()
     assert torch.equal(
-        features(loaded.encoders["image"], pixels()),
-        features(model.encoders["image"], pixels()),
+        features(loaded.encoders["image"], pixels()), features(model.encoders["image"], pixels())
     )
     (saved / "image" / "config.json").unlink()
     (saved / "digests.json").unlink()
@@ -99,33 +98,21 @@ def keep_weights(folder: Path, keeps: Callable[[str], bool]) -> None:
     save_file({k: x for k, x in weights.items() if keeps(k)}, folder / "model.safetensors")
 
 
+def config(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (shutil.rmtree, r"there is no folder .*; timm/hf-hub:<owner>/<model> takes a"),
     "no config.json": (lambda x: (x / "config.json").unlink(), r"the folder has no config.json"),
-    "no JSON": (lambda x: (x / "config.json").write_text("{"), r"cannot be read as JSON"),
-    "another library's": (
-        lambda x: (x / "config.json").write_text('{"model_type": "vit"}'),
-        r"config.json names no architecture of timm: a model of transformers is hf/",
-    ),
-    "an unknown architecture": (
-        lambda x: edit(x, architecture="test_vti"),
-        r"timm has no architecture 'test_vti'. Did you mean 'test_vit",
-    ),
-    "another architecture": (
-        lambda x: edit(x, architecture="test_resnet", model_args={}),
-        r"its weights do not make a test_resnet: ResNet has no",
-    ),
-    "an argument that it does not take": (
-        lambda x: edit(x, model_args={"colour": 1}),
-        r"timm cannot build test_vit: .*colour",
-    ),
-    "no weights": (
-        lambda x: (x / "model.safetensors").unlink(),
-        r"its weights do not make a test_vit: No suitable checkpoints",
-    ),
+    "no JSON": (config("{"), r"cannot be read as JSON"),
+    "another library's": (config('{"model_type": "vit"}'), r"names no architecture of timm"),
+    "an unknown architecture": (lambda x: edit(x, architecture="test_vti"), r"Did you mean 'test"),
+    "an argument that it does not take": (lambda x: edit(x, model_args={"a": 1}), r"cannot build"),
+    "no weights": (lambda x: (x / "model.safetensors").unlink(), r"No suitable checkpoints"),
     "a weight less": (
         lambda x: keep_weights(x, lambda name: name != "norm.weight"),
-        r"its weights do not make a test_vit: .*norm.weight",
+        r"norm.weight",
     ),
 }
 

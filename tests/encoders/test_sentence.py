@@ -13,16 +13,14 @@ from torch import Tensor
 
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 TEXTS = ["a red cat", "a much longer line of text", ""]
 
 
-@torch.no_grad()
 def pooled(encoder: Encoder, texts: list[str]) -> Tensor:
-    prepare = encoder.eval().processor(False)
-    vectors: Tensor = encoder(prepare.collate([prepare(text) for text in texts])).pooled
-    return vectors
+    return features_of(encoder.eval(), texts).pooled
 
 
 @torch.no_grad()
@@ -77,11 +75,17 @@ def test_vectors_are_those_of_the_package(tmp_path: Path) -> None:
         torch.testing.assert_close(pooled(create_encoder("text", f"hf/{folder}"), TEXTS), expected)
 
 
-def test_the_newer_form_of_the_pooling_file_is_read(tmp_path: Path) -> None:
+def test_the_newer_form_of_the_pooling_file_is_read_unless_pooling_is_set(tmp_path: Path) -> None:
     folder = tiny.save_sentences(tmp_path / "old", "max_tokens")
     expected = pooled(create_encoder("text", f"hf/{folder}"), TEXTS)
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     assert torch.equal(pooled(create_encoder("text", f"hf/{folder}"), TEXTS), expected)
+    folder = tiny.save_sentences(tmp_path / "set")
+    encoder = create_encoder("text", f"hf/{folder}", pooling="mean")
+    (folder / "modules.json").unlink()
+    plain = create_encoder("text", f"hf/{folder}")
+    assert encoder.dim == plain.dim == 16
+    assert torch.equal(pooled(encoder, TEXTS), pooled(plain, TEXTS))
 
 
 def test_the_folder_sets_length_case_and_prompt(tmp_path: Path) -> None:
@@ -96,15 +100,6 @@ def test_the_folder_sets_length_case_and_prompt(tmp_path: Path) -> None:
     assert torch.equal(pooled(prompted, ["a"]), expected)
     longer = create_encoder("text", f"hf/{folder}", max_length=9).processor(False)
     assert len(longer("a " * 40)["input_ids"]) == 9
-
-
-def test_a_pooling_that_is_set_leaves_the_folders_layers_out(tmp_path: Path) -> None:
-    folder = tiny.save_sentences(tmp_path)
-    encoder = create_encoder("text", f"hf/{folder}", pooling="mean")
-    (folder / "modules.json").unlink()
-    plain = create_encoder("text", f"hf/{folder}")
-    assert encoder.dim == plain.dim == 16
-    assert torch.equal(pooled(encoder, TEXTS), pooled(plain, TEXTS))
 
 
 def test_another_pooling_in_a_folder_is_another_entry_of_the_feature_cache(tmp_path: Path) -> None:
@@ -126,6 +121,7 @@ def changed(folder: Path, file: str, contents: Any) -> None:
 
 DENSE = {"in_features": 16, "out_features": 10, "activation_function": "torch.nn.Tanh"}
 TRANSFORMER, POOLING = ({"type": f"x.{kind}"} for kind in ("Transformer", "Pooling"))
+POOLED, LSTM = {**POOLING, "path": "1_Pooling"}, {"type": "x.LSTM", "path": "1_LSTM"}
 
 
 @pytest.mark.parametrize(
@@ -136,21 +132,13 @@ TRANSFORMER, POOLING = ({"type": f"x.{kind}"} for kind in ("Transformer", "Pooli
         ("modules.json", [TRANSFORMER, {"type": "x.WordWeights"}], "only a Transformer followed"),
         ("modules.json", [TRANSFORMER, {**POOLING, "path": "../x"}], "leaves the folder"),
         ("modules.json", [TRANSFORMER, {**POOLING, "path": "none"}], "none/config.json is missing"),
-        (
-            "modules.json",
-            [TRANSFORMER, {**POOLING, "path": "1_Pooling"}, {"type": "x.LSTM", "path": "1_LSTM"}],
-            "a module LSTM is not supported",
-        ),
+        ("modules.json", [TRANSFORMER, POOLED, LSTM], "a module LSTM is not supported"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "mean and cls is not supp"),
         ("1_Pooling/config.json", {}, "pooling by nothing is not supported"),
         ("2_Dense/config.json", {**DENSE, "in_features": 8}, "reads 8 values, and 16 come before"),
         ("2_Dense/config.json", {**DENSE, "out_features": 11}, "does not fit"),
         ("2_Dense/config.json", {**DENSE, "out_features": 10**12}, "must be 1 to"),
-        (
-            "2_Dense/config.json",
-            {**DENSE, "activation_function": "os.system"},
-            "only a plain layer",
-        ),
+        ("2_Dense/config.json", {**DENSE, "activation_function": "os.system"}, "only a plain l"),
         ("2_Dense/model.safetensors", "no weights", "cannot be read as weights"),
     ],
 )

@@ -22,6 +22,7 @@ from fusionzoo.encoders.tabular import (
 )
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
+from fusionzoo.testing.encoders import features_of
 
 AGE: dict[str, Any] = {"name": "age", "mean": 40.0, "std": 10.0, "edges": [20, 35, 45.5, 80]}
 SIZE: dict[str, Any] = {"name": "size", "mean": 1.0, "std": 0.5, "edges": [0.5, 2]}
@@ -48,11 +49,8 @@ def build(
     return create_encoder("tabular", name, **settings).eval()
 
 
-@torch.no_grad()
 def features(encoder: Encoder, *rows: dict[str, Any]) -> Features:
-    prepare = encoder.processor(False)
-    encoded: Features = encoder(prepare.collate([prepare(row) for row in rows]))
-    return encoded
+    return features_of(encoder, rows)
 
 
 def item(row: dict[str, Any], columns: list[dict[str, Any]] = COLUMNS) -> dict[str, Any]:
@@ -60,13 +58,10 @@ def item(row: dict[str, Any], columns: list[dict[str, Any]] = COLUMNS) -> dict[s
     return {name: x.tolist() for name, x in prepared.items()}
 
 
-def test_numbers_are_standardised_and_categories_coded() -> None:
+def test_cells_are_standardised_and_coded_whatever_their_types_and_order() -> None:
     expected = {"known": [True] * 4, "codes": [0, 3, 0, 3]}
     expected["values"] = pytest.approx([1.2, 0.0, 1.0, 0.0])
     assert item(ROW) == expected
-
-
-def test_a_sample_of_the_same_cells_in_other_types_and_orders_is_the_same() -> None:
     others = [
         {"code": "2", "size": 1.5, "colour": " red".strip(), "age": "52"},
         {" Age": 52.0, "COLOUR": "red", "size": "1.50", "code": "2.0"},
@@ -75,16 +70,12 @@ def test_a_sample_of_the_same_cells_in_other_types_and_orders_is_the_same() -> N
     assert [item(row) for row in others] == [item(ROW)] * 3
 
 
-def test_unknown_and_missing_categories_have_codes_of_their_own() -> None:
-    codes = [item({**ROW, "colour": colour})["codes"][1] for colour in ("green", None, "blue")]
-    assert codes == [0, 1, 2]
-    known = [item({**ROW, "colour": colour})["known"][1] for colour in ("green", None)]
-    assert known == [True, False]
-
-
-def test_a_number_far_from_all_others_stays_finite() -> None:
-    assert item({**ROW, "age": 1e300})["values"][0] == 100.0
-    assert item({**ROW, "age": -1e300})["values"][0] == -100.0
+def test_unknown_and_missing_categories_have_codes_and_a_number_far_from_others_is_finite() -> None:
+    items = [item({**ROW, "colour": colour}) for colour in ("green", None, "blue")]
+    assert [x["codes"][1] for x in items] == [0, 1, 2]
+    assert [x["known"][1] for x in items] == [True, False, True]
+    far = [item({**ROW, "age": age})["values"][0] for age in (1e300, -1e300)]
+    assert far == [100.0, -100.0]
 
 
 def place(x: float, edges: list[float]) -> list[float]:

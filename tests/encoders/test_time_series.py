@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import fusionzoo
-from fusionzoo import create_dataset, create_encoder, create_model
+from fusionzoo import create_dataset, create_encoder
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
+from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from fusionzoo.training.build import choose_encoders
 from helpers.tiny_models import save_series
 
@@ -31,11 +31,8 @@ def build(folder: Path, **settings: Any) -> Encoder:
     return create_encoder("sequence", f"hf/{folder}", in_dim=CHANNELS, **settings).eval()
 
 
-@torch.no_grad()
 def features(encoder: Encoder, *series: Tensor) -> Features:
-    prepare = encoder.processor(False)
-    encoded: Features = encoder(prepare.collate([prepare(x) for x in series]))
-    return encoded
+    return features_of(encoder, series)
 
 
 def draw(steps: int, level: float = 0.0) -> Tensor:
@@ -78,13 +75,10 @@ def test_tokens_are_what_the_library_makes_of_each_patch(
 @EACH
 def test_a_longer_series_is_read_from_its_end(family: str, folders: dict[str, Path]) -> None:
     encoder, series = build(folders[family]), draw(40)
-    torch.testing.assert_close(
-        features(encoder, series).pooled, features(encoder, series[-STEPS:]).pooled
-    )
     short = build(folders[family], max_length=6)
-    torch.testing.assert_close(
-        features(short, series).pooled, features(encoder, series[-6:]).pooled
-    )
+    for one, steps in ((encoder, STEPS), (short, 6)):
+        expected = features(encoder, series[-steps:]).pooled
+        torch.testing.assert_close(features(one, series).pooled, expected)
 
 
 @EACH
@@ -111,16 +105,13 @@ def test_where_a_model_standardises_the_level_of_a_short_series_changes_nothing(
         torch.testing.assert_close(low, high, rtol=1e-3, atol=1e-3)
 
 
-def test_a_class_token_comes_first_and_is_the_pooled_vector(tmp_path: Path) -> None:
+def test_masks_of_class_tokens_and_of_patches_that_overlap(tmp_path: Path) -> None:
     folder = save_series(tmp_path, "patchtst", CHANNELS, use_cls_token=True, scaling=None)
     out = features(build(folder), draw(6), draw(STEPS))
     assert out.mask.tolist() == [[True, False, False, True, True], [True] * 5]
     torch.testing.assert_close(out.tokens[:, 0], out.pooled)
     torch.testing.assert_close(out.tokens[1], by_library(folder, draw(STEPS)).flatten(1))
-
-
-def test_patches_that_overlap_are_real_where_they_hold_a_real_step(tmp_path: Path) -> None:
-    folder = save_series(tmp_path, "patchtst", CHANNELS, patch_stride=3)
+    folder = save_series(tmp_path / "b", "patchtst", CHANNELS, patch_stride=3)
     out = features(build(folder), draw(3), draw(4), draw(STEPS))
     assert out.mask.sum(1).tolist() == [1, 2, 5]
 
@@ -163,37 +154,14 @@ def test_another_number_of_channels_is_one_clear_error(
 
 def test_the_data_set_tells_the_number_of_channels(folders: dict[str, Path]) -> None:
     rows = [{"sequence": draw(5).numpy(), "target": "a"}]
-    chosen = choose_encoders(
-        create_dataset(rows), {"sequence": {"name": f"hf/{folders['timesfm']}"}}
-    )
+    settings = {"sequence": {"name": f"hf/{folders['timesfm']}"}}
+    chosen = choose_encoders(create_dataset(rows), settings)
     assert chosen["sequence"]["in_dim"] == CHANNELS
 
 
 @EACH
-def test_it_trains_beside_missing_rows_and_is_loaded_as_it_was(
-    family: str, folders: dict[str, Path], tmp_path: Path
+def test_a_trained_model_answers_alike_once_it_is_loaded(
+    family: str, folders: dict[str, Path]
 ) -> None:
-    torch.manual_seed(0)
-    settings = {"name": f"hf/{folders[family]}", "in_dim": CHANNELS}
-    text = {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2}
-    model = create_model("gmu", {"sequence": settings, "text": text}, classes=["a", "b"]).train()
-    samples: list[dict[str, Any]] = [
-        {"sequence": draw(STEPS), "text": "one"},
-        {"text": "two"},
-        {"sequence": draw(3)},
-    ]
-    batch = model.collate()([model.sample(row, number) for number, row in enumerate(samples)])
-    optimizer = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=0.05)
-    before = {name: x.clone() for name, x in model.encoders["sequence"].named_parameters()}
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(batch).logits, torch.tensor([0, 1, 0]))
-        loss.backward()
-        optimizer.step()
-    after = dict(model.encoders["sequence"].named_parameters())
-    assert any(not torch.equal(x, after[name]) for name, x in before.items())
-    loaded = fusionzoo.load(model.eval().save(tmp_path / "model"))
-    assert loaded.predict(samples) == model.predict(samples)
-    alone = [model.predict([sample])[0].probabilities["a"] for sample in samples]
-    together = [answer.probabilities["a"] for answer in model.predict(samples)]
-    assert together == pytest.approx(alone, abs=1e-5)
+    make = maker(f"hf/{folders[family]}", {"kind": "sequence", "in_dim": CHANNELS})
+    CHECKS["a_trained_model_answers_alike_once_it_is_loaded"](make)

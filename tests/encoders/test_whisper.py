@@ -15,6 +15,7 @@ from torch import Tensor
 from fusionzoo.encoders import Encoder, create_encoder, whisper
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Audio, Features
+from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny
 
 RENAMED = (  # transformers' names -> those of CTranslate2
@@ -37,10 +38,8 @@ def clip(seconds: float, seed: int = 0) -> Audio:
     return Audio((wave * 32767).round() / 32767, 16_000)  # as the processor stores it
 
 
-@torch.no_grad()
 def encoded(encoder: Encoder, *clips: Audio) -> Features:
-    prepare = encoder.processor(False)
-    return encoder.eval()(prepare.collate([prepare(c) for c in clips]))
+    return features_of(encoder.eval(), clips)
 
 
 def in_ctranslate2(net: torch.nn.Module) -> bytes:
@@ -106,15 +105,12 @@ def test_a_window_of_30_s_gives_what_transformers_gives(folder: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_token_stands_for_20_ms_and_padding_is_masked(folder: Path) -> None:
+def test_a_token_stands_for_20_ms_and_later_layers_can_be_left_out(folder: Path) -> None:
     encoder = create_encoder("audio", f"whisper/{folder}")
     features = encoded(encoder, clip(0.5), clip(0.03), clip(1.001))
     assert features.mask.sum(1).tolist() == [25, 2, 51]
     alone = encoded(encoder, clip(0.5))
     torch.testing.assert_close(features.pooled[0], alone.pooled[0], rtol=1e-4, atol=1e-5)
-
-
-def test_later_layers_can_be_left_out(folder: Path) -> None:
     both = create_encoder("audio", f"whisper/{folder}")
     first = create_encoder("audio", f"whisper/{folder}", layers=1)
     assert (len(both.net.layers), len(first.net.layers)) == (2, 1)

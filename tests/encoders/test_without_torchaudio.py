@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusionzoo.encoders import create_encoder
-from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.audio import SILENCE, LogMel
 from fusionzoo.resampling import resampler
 
@@ -58,28 +56,6 @@ def test_log_mel_equals_what_torchaudio_computed(setting: tuple[int, int, float,
     assert (ours - recorded).abs().max() < 1e-4 * recorded.max()
 
 
-@pytest.mark.torchaudio
-@pytest.mark.parametrize("rate", RATES)
-def test_resampling_has_the_bits_of_torchaudio(rate: int) -> None:
-    resample = torchaudio_or_none().transforms.Resample(rate, 16_000)
-    assert torch.equal(resampler(rate, 16_000)(chirp(rate)), resample(chirp(rate)))
-
-
-@pytest.mark.torchaudio
-@pytest.mark.parametrize("setting", MELS, ids=str)
-def test_log_mel_has_the_bits_of_torchaudio(setting: tuple[int, int, float, float]) -> None:
-    rate, num_mels = setting[:2]
-    ours = LogMel(*setting)
-    theirs = torchaudio_or_none().transforms.MelSpectrogram(
-        rate, ours.n_fft, ours.win_length, ours.hop, n_mels=num_mels
-    )
-    wave = chirp(rate)[None]
-    assert torch.equal(ours(wave), (theirs(wave) + SILENCE).log() / 5 + 1)
-
-
-# ---- half precision
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_log_mel_keeps_single_precision_in_a_model_cast_to_another(dtype: torch.dtype) -> None:
     wave = chirp(16_000)[None]
@@ -90,24 +66,6 @@ def test_log_mel_keeps_single_precision_in_a_model_cast_to_another(dtype: torch.
     assert cast(wave).dtype == dtype
     assert torch.equal(cast(wave), exact(wave).to(dtype))
 
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["mel/stats", "mel/resnet10t"])
-def test_an_encoder_cast_to_half_precision_answers_nearly_the_same(
-    name: str, dtype: torch.dtype
-) -> None:
-    settings = {} if name == "mel/stats" else {"pretrained": False, "duration": 0.5}
-    encoder = create_encoder("audio", name, **settings).eval()
-    wave = (chirp(16_000) * 32767).round().to(torch.int16)[None]
-    inputs = {"wave": wave, "lengths": torch.tensor([wave.shape[1]])}
-    with torch.no_grad():
-        expected = encoder(inputs).pooled
-        found = encoder.to(dtype)(inputs).pooled
-    assert found.dtype == dtype
-    assert (found.float() - expected).abs().max() < 0.03 * expected.abs().max()
-
-
-# ---- an environment in which torchaudio cannot be imported, or is not installed
 
 SCRIPT = """
 import numpy as np

@@ -140,7 +140,7 @@ def test_it_learns_in_loader_workers_and_in_a_group_of_its_own() -> None:
         assert all((p.grad != 0).any() for p in encoder.parameters()), name
 
 
-def test_the_folder_holds_its_weights_and_takes_the_module_again(tmp_path: Path) -> None:
+def test_the_folder_holds_the_weights_and_takes_a_module_again(tmp_path: Path) -> None:
     model = model_of(wrap(Mean()))
     folder = model.save(tmp_path / "m")
     samples = sequences(2, 4)
@@ -157,13 +157,10 @@ def test_the_folder_holds_its_weights_and_takes_the_module_again(tmp_path: Path)
         fusionzoo.load(folder, encoders={"x": Mean()})  # type: ignore[dict-item]
     with pytest.raises(FusionZooError, match=r"model\.safetensors: .*project"):
         fusionzoo.load(folder, encoders={"x": wrap(nn.Linear(2, 3))})
-
-
-def test_an_encoder_that_was_built_before_is_taken_and_stored_by_its_name(tmp_path: Path) -> None:
     encoder = fusionzoo.create_encoder("notes", "chars", kind="text", dim=8)
     model = fusionzoo.create_model("sum", {"notes": encoder}, 2, dim=4)
     assert model.encoders["notes"] is encoder
-    loaded = fusionzoo.load(model.save(tmp_path / "m"))
+    loaded = fusionzoo.load(model.save(tmp_path / "n"))
     sample = [{"notes": "some words"}]
     assert torch.equal(loaded.embed(sample)["fused"], model.embed(sample)["fused"])
 

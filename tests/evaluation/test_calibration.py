@@ -35,16 +35,13 @@ def test_brier_and_likelihood_agree_with_sklearn() -> None:
     assert found["nll"] == pytest.approx(log_loss(target, probabilities))
 
 
-def test_bins_are_of_equal_width_and_cover_everything() -> None:
+def test_ece_is_that_of_fifteen_bins_of_equal_width() -> None:
     probabilities = torch.rand(155, 4).softmax(-1)
     bins = reliability(probabilities, torch.zeros(155, dtype=torch.int64))
     assert bins.size.sum() == 155
     assert (bins.size > 0).all()  # empty bins are left out
     assert (bins.confidence.diff() > 0).all()
     assert (bins.confidence * 15).ceil().unique().numel() == len(bins.size)
-
-
-def test_ece_is_that_of_a_plain_loop_over_fifteen_bins() -> None:
     draw = torch.Generator().manual_seed(2)
     logits, target = 2 * torch.randn(300, 5, generator=draw), torch.arange(300) % 5
     confidence, guess = logits.double().softmax(-1).max(-1)
@@ -73,16 +70,13 @@ def calibrated(samples: int, seed: int, seeds: int = 1) -> tuple[torch.Tensor, t
     return logits.expand(seeds, -1, -1), target
 
 
-def test_small_test_splits_of_calibrated_models_cannot_be_told_from_calibrated() -> None:
+def test_an_overconfident_model_is_told_from_a_calibrated_one_in_small_splits() -> None:
     cases = [calibration_error(*calibrated(184, seed)) for seed in range(60)]
     assert sum(case.ece for case in cases) / 60 == pytest.approx(0.09, abs=0.01)  # all of it noise
     assert sum(case.if_calibrated for case in cases) / 60 == pytest.approx(0.09, abs=0.01)
     assert sum(case.debiased for case in cases) / 60 < 0.04
     # 57 of 60 are expected; fewer than 51 has a chance of 0.2 %.
     assert sum(case.within_noise for case in cases) >= 51
-
-
-def test_an_overconfident_model_is_told_from_calibrated_and_keeps_its_error() -> None:
     logits, target = calibrated(20_000, 0)
     truth = calibration((3 * logits)[0], target)["ece"]  # next to no noise
     measured = [calibration_error(3 * x, y) for x, y in (calibrated(184, s) for s in range(20))]
@@ -90,12 +84,9 @@ def test_an_overconfident_model_is_told_from_calibrated_and_keeps_its_error() ->
     assert sum(case.debiased for case in measured) / 20 == pytest.approx(truth, abs=0.02)
 
 
-def test_seeds_that_answer_alike_do_not_make_the_noise_smaller() -> None:
+def test_equal_seeds_do_not_make_the_noise_smaller_and_a_sure_right_model_has_none() -> None:
     once, thrice = (calibration_error(*calibrated(184, 5, seeds)) for seeds in (1, 3))
     assert thrice == pytest.approx(once)
-
-
-def test_a_sure_model_that_is_always_right_is_calibrated() -> None:
     target = torch.arange(30) % 3
     sure = calibration_error(100.0 * torch.nn.functional.one_hot(target)[None], target)
     assert (sure.ece, sure.debiased, sure.within_noise) == (0, 0, True)

@@ -58,28 +58,12 @@ def test_the_projection_of_two_is_the_best_additive_fit() -> None:
     residual = table - fitted  # orthogonal to all functions of one modality
     assert residual.mean(0).abs().max() < 1e-12
     assert residual.mean(1).abs().max() < 1e-12
-
-
-def test_an_exclusive_or_has_no_additive_part() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=2))).double()
     found = project(product_of([signs[:, :1], signs[:, 1:]]), 4, 2, 1, 0)[0]
     torch.testing.assert_close(found, torch.zeros(4, 1).double())
 
 
-def test_projecting_twice_changes_nothing() -> None:
-    parts = [draws(ROWS, 2), draws(ROWS, 3)[:, :2]]
-    table = parts[0][:, None] * parts[1][None]
-    fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
-
-    def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
-        first, second = map(torch.from_numpy, chosen)
-        return fitted[first, second]
-
-    every = torch.arange(ROWS)
-    torch.testing.assert_close(project(logits, ROWS, 2, 1, 0)[0], fitted[every, every])
-
-
-def test_the_standard_error_is_that_of_other_completions() -> None:
+def test_the_standard_error_is_that_of_other_completions_and_of_all_pairs_none() -> None:
     """Shares of a product of three: without bias, and as far apart as their error says."""
     parts = [draws(ROWS, 1 + m)[:, :1] for m in range(3)]
     logits = product_of(parts)
@@ -95,9 +79,6 @@ def test_the_standard_error_is_that_of_other_completions() -> None:
     spread = found[:, 0].std()
     assert abs(found[:, 0].mean() - exact) < 4 * spread / np.sqrt(40)
     assert 0.5 < found[:, 1].mean() / spread < 2
-
-
-def test_all_pairs_of_two_leave_no_error() -> None:
     blocks = project(product_of([draws(ROWS, 1), draws(ROWS, 2)[:, :1]]), ROWS, 2, 1, 0)
     assert jackknife(blocks, lambda x: float(x.sum())) == (float(blocks.sum()), 0.0)
 

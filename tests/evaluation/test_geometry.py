@@ -21,13 +21,10 @@ def drawn(count: int, dim: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def test_alignment_is_the_squared_distance_of_partners_at_length_one() -> None:
+def test_alignment_of_partners_and_uniformity_of_points_opposites_and_a_sphere() -> None:
     x = drawn(50, 6)
     assert alignment(x, 3 * x) == pytest.approx(0, abs=1e-9)
     assert alignment(torch.eye(2), torch.eye(2).flip(0)) == pytest.approx(2)
-
-
-def test_uniformity_of_a_point_of_opposites_and_of_a_sphere() -> None:
     assert uniformity(torch.ones(9, 4)) == pytest.approx(0)
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
     assert uniformity(drawn(3000, 512)) == pytest.approx(-4, abs=0.05)
@@ -42,20 +39,14 @@ def test_uniformity_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert uniformity(x) == pytest.approx(expected)
 
 
-def test_effective_rank_counts_the_directions_in_use() -> None:
+def test_effective_rank_gap_of_means_and_cka_of_rotated_and_unrelated_vectors() -> None:
     line = torch.arange(20.0)[:, None] * drawn(1, 8)
     assert effective_rank(line) == pytest.approx(1, abs=1e-4)
     spread = torch.cat([torch.eye(6), -torch.eye(6)])
     assert effective_rank(spread) == pytest.approx(6)
-
-
-def test_the_gap_is_the_distance_of_the_means() -> None:
     x = drawn(500, 16)
     assert modality_gap(x, x) == 0
     assert modality_gap(torch.ones(5, 1), -torch.ones(3, 1)) == pytest.approx(2)
-
-
-def test_cka_ignores_rotation_and_scale_and_is_zero_for_unrelated_vectors() -> None:
     x = drawn(200, 20)
     rotation = torch.linalg.qr(drawn(20, 20, seed=1)).Q
     assert linear_cka(x, 7 * x @ rotation + 3) == pytest.approx(1, abs=1e-6)

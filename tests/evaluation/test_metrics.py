@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sklearn.metrics import cohen_kappa_score, f1_score
+from sklearn.metrics import f1_score
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import (
@@ -24,35 +24,12 @@ SCORES = {
 }
 
 
-def test_classification_counts() -> None:
-    logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 2, 0], [0, 0, 2]])
-    found = figures("classification", logits, torch.tensor([0, 1, 0, 2]))
-    assert found["accuracy"] == 0.75
-    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
-
-
 def test_macro_f1_is_sklearns_over_the_classes_that_occur() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 6, generator=draw)
     target = torch.randint(4, (40,), generator=draw)  # two classes never occur, but are answered
     wanted = f1_score(target, logits.argmax(-1), labels=[0, 1, 2, 3], average="macro")
     assert figures("classification", logits, target)["macro_f1"] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_multilabel_counts() -> None:
-    target = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
-    logits = torch.tensor([[1.0, -1, -1], [-1, -1, -1], [-1, 1, 1]])
-    found = figures("multilabel", logits, target)
-    assert found["sample_f1"] == pytest.approx((2 / 3 + 1 + 1) / 3)
-    assert found["map"] == pytest.approx((1 + 1 + (1 + 2 / 3) / 2) / 3, abs=0.2)
-
-
-def test_regression_figures() -> None:
-    target = torch.tensor([1.0, 2, 3, 4])
-    found = figures("regression", target + torch.tensor([1.0, -1, 1, -1]), target)
-    assert (found["mae"], found["rmse"]) == (1, 1)
-    assert found["r2"] == pytest.approx(1 - 4 / 5)
-    assert figures("regression", target, target)["spearman"] == pytest.approx(1)
 
 
 def test_what_never_varies_has_no_rank_and_explains_nothing() -> None:
@@ -62,11 +39,8 @@ def test_what_never_varies_has_no_rank_and_explains_nothing() -> None:
     assert figures("multilabel", torch.ones(2, 2), torch.zeros(2, 2))["map"] == 0
 
 
-def test_ordinal_kappa_is_sklearns() -> None:
-    draw = torch.Generator().manual_seed(0)
-    p, t = (torch.randint(5, (50,), generator=draw) for _ in range(2))
-    wanted = cohen_kappa_score(p, t, weights="quadratic")
-    assert figures("ordinal", p, t)["kappa"] == pytest.approx(wanted)
+def test_ordinal_kappa_of_right_answers_is_1() -> None:
+    t = torch.randint(5, (50,), generator=torch.Generator().manual_seed(0))
     assert figures("ordinal", t, t) == {"mae": 0, "accuracy": 1, "kappa": 1}
     assert figures("ordinal", torch.ones(3), torch.ones(3))["kappa"] == 1
 
@@ -85,16 +59,13 @@ def test_the_mean_of_the_scores_is_the_leading_figure(task: str) -> None:
     assert SCORES[task](answer, target).mean().abs().item() == pytest.approx(leading)
 
 
-def test_a_label_that_never_occurs_and_is_never_given_does_not_lower_macro_f1() -> None:
+def test_multilabel_macro_f1_is_sklearns_without_undefined_labels() -> None:
     target = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
     assert figures("multilabel", target * 2.0 - 1, target)["macro_f1"] == 1
     spurious = target * 2.0 - 1
     spurious[0, 2] = 1  # now it is given: its F1 is 0
     assert figures("multilabel", spurious, target)["macro_f1"] == pytest.approx(2 / 3)
     assert figures("multilabel", -torch.ones(3, 2), torch.zeros(3, 2))["macro_f1"] == 1
-
-
-def test_multilabel_macro_f1_is_sklearns_without_undefined_labels() -> None:
     draw = torch.Generator().manual_seed(0)
     target = (torch.rand(30, 8, generator=draw) < 0.3).long()
     logits = torch.randn(30, 8, generator=draw)
@@ -112,16 +83,13 @@ def test_targets_of_different_levels_give_no_rank_correlation_for_nothing() -> N
     assert figures("regression", ignorant, target)["r2"] < 0
 
 
-def test_regression_figures_are_the_means_over_the_targets() -> None:
+def test_regression_figures_are_the_means_over_the_targets_that_vary() -> None:
     draw = torch.Generator().manual_seed(1)
     target = torch.randn(50, 3, generator=draw) * torch.tensor([1.0, 10.0, 1000.0])
     prediction = target + torch.randn(50, 3, generator=draw) * torch.tensor([2.0, 1.0, 300.0])
     each = [figures("regression", prediction[:, k], target[:, k]) for k in range(3)]
     for name, value in figures("regression", prediction, target).items():
         assert value == pytest.approx(sum(one[name] for one in each) / 3), name
-
-
-def test_a_target_that_never_varies_does_not_count_in_r2_and_rank_correlation() -> None:
     moving = torch.tensor([1.0, 2, 3, 4])
     target = torch.stack([moving, torch.full((4,), 7.0)], dim=1)
     exact = figures("regression", target, target)

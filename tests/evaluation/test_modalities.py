@@ -14,20 +14,14 @@ DRAW = np.random.default_rng(0)
 SCORES = {some: float(DRAW.random()) for some in subsets(NAMES)}
 
 
-def test_values_sum_to_the_full_score_minus_the_empty_score() -> None:
+def test_values_are_means_over_all_orders_and_sum_to_the_gain() -> None:
     gain = SCORES[frozenset(NAMES)] - SCORES[frozenset()]
     assert sum(shapley(SCORES, NAMES).values()) == pytest.approx(gain)
-
-
-def test_a_value_is_the_mean_over_all_orders_of_arrival() -> None:
     gains = []
     for order in permutations(NAMES):
         before = frozenset(order[: order.index("c")])
         gains.append(SCORES[before | {"c"}] - SCORES[before])
     assert shapley(SCORES, NAMES)["c"] == pytest.approx(np.mean(gains))
-
-
-def test_what_adds_nothing_is_worth_nothing() -> None:
     scores = {some: SCORES[some - {"d"}] for some in subsets(NAMES)}
     assert shapley(scores, NAMES)["d"] == pytest.approx(0)
     assert all(
@@ -35,16 +29,13 @@ def test_what_adds_nothing_is_worth_nothing() -> None:
     )
 
 
-def test_a_sum_has_no_interaction_a_product_has_and_a_copy_has_a_negative_one() -> None:
+def test_interactions_of_sums_products_and_copies_and_expected_scores() -> None:
     sums = {some: 0.1 * len(some) for some in subsets("ab")}
     both = {some: float(len(some) == 2) for some in subsets("ab")}
     copy = {some: float(len(some) > 0) for some in subsets("ab")}
     assert interactions(sums, "ab")["a", "b"] == pytest.approx(0)
     assert interactions(both, "ab")["a", "b"] == 1
     assert interactions(copy, "ab")["a", "b"] == -1
-
-
-def test_an_expected_score_is_what_drawing_gives() -> None:
     rates = {"a": 0.3, "b": 0.6, "c": 0.0, "d": 0.5}
     drawn = [
         SCORES[frozenset(n for n in NAMES if DRAW.random() >= rates[n])] for _ in range(40_000)

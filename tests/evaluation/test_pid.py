@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,14 +61,11 @@ def test_planted_gates_are_measured_within_two_hundredths_of_a_bit(name: str) ->
         assert high - low < 0.05
 
 
-def test_features_that_labels_shaped_are_counted_on_the_rows_left_out() -> None:
+def test_features_are_counted_on_the_rows_left_out_and_shuffled_labels_tell_nothing() -> None:
     (pair,) = pid(planted("xor", 400, fixed=False))
     assert pair.clusters == (2,) * 5
     assert pair.rows == 400
     np.testing.assert_allclose(pair.parts, GATES["xor"][1], atol=0.1)
-
-
-def test_shuffled_labels_tell_nothing_however_many_clusters() -> None:
     setup = planted("xor", 800)
     fold = setup.folds[0]
     shuffled = np.random.default_rng(1).permutation(fold.target)
@@ -76,7 +74,7 @@ def test_shuffled_labels_tell_nothing_however_many_clusters() -> None:
     assert max(map(abs, pair.parts)) < 0.05
 
 
-def test_ten_classes_and_few_rows_leave_the_synergy_where_it_is() -> None:
+def test_ten_classes_and_few_rows_leave_the_synergy_and_too_few_are_an_error() -> None:
     classes, hits = 10, (0.7, 0.75)  # each source is a noisy copy of the class
     copies = [np.full((classes, classes), (1 - hit) / (classes - 1)) for hit in hits]
     for copy, hit in zip(copies, hits, strict=True):
@@ -86,9 +84,6 @@ def test_ten_classes_and_few_rows_leave_the_synergy_where_it_is() -> None:
     draws = [np.unravel_index(rows, table.shape) for rows in cells]
     parts = np.mean([debiased(x[:2], x[2], classes, seed=0) for x in draws], axis=0)
     assert parts[3] == pytest.approx(decompose(table).synergy, abs=0.12)
-
-
-def test_too_few_samples_are_one_clear_error() -> None:
     setup = planted("and", 40, fixed=False)
     with pytest.raises(FusionZooError, match="8 samples of a fold have a, b and a label"):
         pid(setup)
@@ -96,15 +91,8 @@ def test_too_few_samples_are_one_clear_error() -> None:
 
 def pair_of(*parts: float) -> Pair:
     nan = InformationParts(*[float("nan")] * 4)
-    return Pair(
-        first="a",
-        second="b",
-        parts=InformationParts(*parts),
-        low=nan,
-        high=nan,
-        clusters=(2,),
-        rows=9,
-    )
+    sizes: dict[str, Any] = {"low": nan, "high": nan, "clusters": (2,), "rows": 9}
+    return Pair(first="a", second="b", parts=InformationParts(*parts), **sizes)
 
 
 def test_the_advice_follows_the_largest_part() -> None:

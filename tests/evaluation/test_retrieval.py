@@ -29,22 +29,12 @@ def embedded(count: int, dim: int = 8) -> torch.Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(count))
 
 
-def test_an_embedding_finds_itself() -> None:
-    x = embedded(30)
-    found = retrieval_figures({"a": x, "b": 3 * x}, torch.ones(30, 2, dtype=torch.bool))
-    assert found["recall@1"] == found["mrr"] == found["median_rank"] == 1
-    assert found["a_to_b.recall@1"] == found["b_to_a.recall@10"] == 1
-
-
-def test_ranks_are_counted_by_hand() -> None:
+def test_ranks_are_counted_by_hand_and_ties_and_nan_count_against_the_partner() -> None:
     one = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
     two = torch.tensor([[0.0, 1], [0, 1], [1, 1]])
     there, back = ranks(one, two)
     assert there.tolist() == [3, 2, 1]  # 0: both others are nearer or as near; 1: a tie with 0
     assert back.tolist() == [3, 1, 1]
-
-
-def test_ties_and_nan_count_against_the_partner() -> None:
     same = torch.ones(5, 3)
     assert ranks(same, same)[0].tolist() == [5] * 5
     assert ranks(torch.full((5, 3), torch.nan), same)[1].tolist() == [5] * 5
@@ -61,7 +51,7 @@ def test_blocks_do_not_change_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.equal(ours, theirs)
 
 
-def test_only_samples_that_have_both_take_part() -> None:
+def test_only_samples_that_have_both_take_part_and_none_is_an_error() -> None:
     x = embedded(20)
     present = torch.ones(20, 3, dtype=torch.bool)
     present[10:, 1] = False
@@ -72,9 +62,6 @@ def test_only_samples_that_have_both_take_part() -> None:
     assert {name.partition(".")[0] for name in found if "_to_" in name} == {
         f"{m}_to_{n}" for m in "abc" for n in "abc" if m != n
     }
-
-
-def test_without_a_pair_there_is_one_clear_error() -> None:
     present = torch.eye(2, dtype=torch.bool)
     with pytest.raises(FusionZooError, match="no sample has two modalities"):
         retrieval_figures({"a": embedded(2), "b": embedded(2)}, present)
@@ -125,15 +112,12 @@ def test_copies_are_one_query_and_one_answer_and_every_partner_is_right() -> Non
     assert found["text_to_image.mrr"] == pytest.approx((3 + 1 / 3) / 4)
 
 
-def test_answers_of_the_same_group_are_right() -> None:
+def test_answers_of_the_same_group_are_right_and_both_ways_of_ranking_agree() -> None:
     first, second = torch.eye(4), torch.eye(4)[[1, 0, 3, 2]]  # partners swapped within a group
     present = torch.ones(4, 2, dtype=torch.bool)
     assert retrieval_figures({"a": first, "b": second}, present)["recall@1"] == 0
     groups = torch.tensor([7, 7, 9, 9])
     assert retrieval_figures({"a": first, "b": second}, present, groups=groups)["recall@1"] == 1
-
-
-def test_without_copies_both_ways_of_ranking_agree() -> None:
     x, y = embedded(40), embedded(40) + embedded(41)[:40]
     present = torch.ones(40, 2, dtype=torch.bool)
     x[3], y[5] = torch.nan, torch.nan
@@ -170,7 +154,7 @@ def test_intervals_cover_the_mean_and_widen_with_groups() -> None:
     assert grouped.high - grouped.low > 1.8 * (plain.high - plain.low)  # sqrt(5) in theory
 
 
-def test_content_is_compared_by_cells_of_the_table() -> None:
+def test_content_is_compared_by_cells_of_the_table_and_numbers_of_vectors() -> None:
     rows = [
         {"id": str(i), "split": "test", "text": t, "vector": [float(i)]}
         for i, t in enumerate("aab")
@@ -181,9 +165,6 @@ def test_content_is_compared_by_cells_of_the_table() -> None:
     assert texts[1] == texts[2] != texts[0]
     assert not keys.all_distinct
     assert RelevanceLabels(dataset.subset([1, 2])).of(["1"]) == Relevance()
-
-
-def test_vectors_of_equal_numbers_have_equal_codes() -> None:
     for kind in (pa.list_(pa.float64()), pa.list_(pa.float64(), 2)):
         found = codes(pa.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]], kind)).tolist()
         assert found[0] == found[2] != found[1]

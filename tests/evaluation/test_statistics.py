@@ -27,16 +27,20 @@ Record = Callable[[str, object], None]  # pytest's record_property
 DRAW = np.random.default_rng(0)
 
 
-def test_one_seed_leaves_the_paired_t_test_over_items() -> None:
+def test_one_seed_leaves_the_paired_t_test_and_equal_models_tie() -> None:
     a, b = DRAW.random((1, 60)), DRAW.random((1, 60))
     reference = stats.ttest_rel(a[0], b[0])
     found = compare(a, b)
     assert found.p == pytest.approx(reference.pvalue)
     low, high = reference.confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    same = (DRAW.random((3, 40)) < 0.7).astype(float)
+    found = compare(same, same)
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
 
 
-def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
+def test_the_crossed_variance_is_that_of_the_analysis_of_variance_with_a_step() -> None:
     seeds = DRAW.standard_normal((4, 1))
     scores = 0.5 + seeds + DRAW.standard_normal((4, 50))
     interval, _ = crossed(scores)
@@ -48,9 +52,6 @@ def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
     freedom = (items + luck - rest) ** 2 / (items**2 / 49 + luck**2 / 3)
     half = stats.t.ppf(0.975, freedom) * math.sqrt(variance)
     assert interval.high - interval.mean == pytest.approx(half)
-
-
-def test_the_width_has_a_step_where_seeds_begin_to_vary_more_than_chance() -> None:
     draw = np.random.default_rng(0)
     rest = draw.standard_normal((3, 300))
     rest -= rest.mean(0) + rest.mean(1)[:, None] - rest.mean()
@@ -62,13 +63,6 @@ def test_the_width_has_a_step_where_seeds_begin_to_vary_more_than_chance() -> No
     assert below.mean == pytest.approx(above.mean)
     widths = [interval.high - interval.low for interval in (below, above)]
     assert widths[1] / widths[0] == pytest.approx(1.027, abs=0.002)
-
-
-def test_equal_models_tie_with_certainty() -> None:
-    same = (DRAW.random((3, 40)) < 0.7).astype(float)
-    found = compare(same, same)
-    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
-    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
 
 
 def test_bootstrap_and_permutation_agree_with_scipys() -> None:
@@ -84,20 +78,17 @@ def test_bootstrap_and_permutation_agree_with_scipys() -> None:
     assert found.permutation_p == pytest.approx(flips.pvalue, abs=0.01)
 
 
-def test_mcnemar_agrees_with_statsmodels() -> None:
+def test_mcnemar_and_holm_agree_with_statsmodels() -> None:
     a, b = (DRAW.random((1, 50)) < 0.8).astype(float), (DRAW.random((1, 50)) < 0.6).astype(float)
     table = [[np.sum((a == i) & (b == j)) for j in (1, 0)] for i in (1, 0)]
     assert mcnemar(a, b) == pytest.approx(reference_mcnemar(table, exact=True).pvalue)
     assert math.isnan(mcnemar(a + 0.5, b))
-
-
-def test_holm_agrees_with_statsmodels() -> None:
     values = DRAW.random(20) ** 3
     assert holm(values.tolist()) == pytest.approx(multipletests(values, method="holm")[1].tolist())
     assert holm([]) == []
 
 
-def test_ranks_agree_with_scikit_posthocs() -> None:
+def test_ranks_agree_with_scikit_posthocs_and_one_block_has_no_difference() -> None:
     scores = DRAW.random((6, 5)) + np.array([0, 0, 0.3, 0.6, 0.9])
     found = rank(scores)
     p = scikit_posthocs.posthoc_nemenyi_friedman(scores).to_numpy()
@@ -105,9 +96,6 @@ def test_ranks_agree_with_scikit_posthocs() -> None:
     assert (apart == (p < 0.05)).all()
     assert apart.any()
     assert found.p == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
-
-
-def test_one_block_has_no_critical_difference() -> None:
     found = rank(np.array([[0.3, 0.5, 0.5]]))
     assert found.ranks.tolist() == [3.0, 1.5, 1.5]
     assert math.isnan(found.critical_difference)
@@ -122,9 +110,6 @@ def test_one_seed_has_no_interval() -> None:
 
 def _location(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(stats.sem(values))
-
-
-# ---- with known truth
 
 
 def answers(
@@ -172,19 +157,13 @@ def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
     assert found / runs > 0.95
 
 
-# ---- folds
-
-
-def test_groups_are_the_items_and_keep_the_mean() -> None:
+def test_groups_are_the_items_keep_the_mean_and_copies_add_no_certainty() -> None:
     scores = np.random.default_rng(0).normal(size=(3, 12))
     groups = [*"aabbbbccdefg"]
     grouped = by_group(scores, groups)
     assert grouped.shape == (3, 7)
     assert grouped.mean() == pytest.approx(scores.mean())
     assert by_group(scores, [str(k) for k in range(12)]) is scores
-
-
-def test_copies_of_a_sample_in_its_group_add_no_certainty() -> None:
     gain = np.random.default_rng(1).normal(0.2, 1, (1, 40))
     once, _ = crossed(gain)
     copies = np.repeat(gain, 5, axis=1)

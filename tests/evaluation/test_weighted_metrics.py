@@ -50,15 +50,9 @@ def sample(kind: str) -> tuple[Tensor, Tensor]:
 
 
 def f1(answer: Tensor, target: Tensor, average: str, weights: Any) -> float:
-    return float(
-        reference.f1_score(
-            target,
-            answer,
-            average=average,
-            sample_weight=weights,
-            zero_division=1.0 if average == "samples" else float("nan"),
-        )
-    )
+    undefined = 1.0 if average == "samples" else float("nan")
+    options: Any = {"average": average, "sample_weight": weights, "zero_division": undefined}
+    return float(reference.f1_score(target, answer, **options))
 
 
 # metric -> the same by scikit-learn, of answers, labels and weights
@@ -182,7 +176,7 @@ def test_a_calibration_by_weights_covers_as_that_of_rows_listed_twice() -> None:
     assert figures == pytest.approx(listed_figures, abs=1e-6)
 
 
-def test_weighted_scores_have_the_weighted_mean_and_the_interval_of_a_ratio() -> None:
+def test_weighted_scores_and_subgroups_have_the_weighted_mean() -> None:
     draw = np.random.default_rng(0)
     scores, weights = draw.random((2, 50)), draw.random(50)
     found = weighted(scores, weights)
@@ -192,9 +186,6 @@ def test_weighted_scores_have_the_weighted_mean_and_the_interval_of_a_ratio() ->
     assert other.high - other.low == pytest.approx(one.high - one.low)
     assert weighted(scores, None) is scores
     assert effective_size(np.array([3.0, 1, 1, 0])) == 2
-
-
-def test_subgroups_have_weighted_means() -> None:
     scores, weights = np.array([1.0, 0, 1, 1, 0, 1]), np.array([3.0, 1, 1, 1, 1, 2])
     names, clusters = np.array(list("aabbbb")), list("123456")
     groups, _ = compare_subgroups(scores[None], names, clusters, weights=weights)

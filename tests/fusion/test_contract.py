@@ -19,6 +19,7 @@ from fusionzoo.fusion import create_fusion, fusion_info, list_fusions
 from fusionzoo.fusion.base import RunningMeans
 from fusionzoo.testing import fusions, parametrize_with_checks
 from fusionzoo.testing.runner import SUITES
+from helpers.oracle import WIDTHS
 
 CHECKS = SUITES["fusion"]().checks
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -156,24 +157,45 @@ def test_the_file_is_named_after_the_entry_and_says_what_it_is(name: str) -> Non
     ("name", "settings", "says"),
     [
         ("gmv", {}, "unknown fusion 'gmv'. Did you mean 'gmu'?"),
-        ("concta", {}, "Did you mean 'concat'?"),
         ("lmf", {"ranks": 3}, "has no setting 'ranks'. Did you mean 'rank'?"),
         ("lmf", {"rank": 0}, "rank=0; it must be at least 1"),
         ("mbt", {"num_heads": 3}, "num_heads=3 does not divide dim=8"),
         ("mbt", {"num_layers": 2, "fusion_layer": 3}, "fusion_layer=3 is not within 0 to 2"),
-        (
-            "cross_attention",
-            {"query": "imag"},
-            "query='imag' is no modality. Did you mean 'image'?",
-        ),
+        ("cross_attention", {"query": "imag"}, "'imag' is no modality. Did you mean 'image'?"),
         ("gmu", {"gate": "tanh"}, "gate='tanh': input should be 'softmax'"),
+        ("mult", {"width": 31, "num_heads": 1}, "width=31 is odd"),
+        ("mult", {"num_heads": 4}, "num_heads=4 does not divide dim=30"),
+        ("gated_xattn", {"base": "txt"}, "base='txt' is no modality. Did you mean 'text'?"),
+        ("flex_moe", {"num_experts": 6}, "3 modalities have 7 combinations"),
+        ("fuse_moe", {"top_k": 17}, "top_k=17 is not within 1 to num_experts=16"),
+        ("mca", {"sizes": [4]}, "sizes holds 4, which is not within 2 to 3"),
+        ("mca", {"channel_tokens": 0}, "channel_tokens=0; it must be at least 1"),
+        ("i2moe", {"base": "late_stacking"}, "base='late_stacking' is trained in phases"),
+        ("i2moe", {"base": "missing_tokens"}, "base='missing_tokens' wraps another fusion"),
+        ("i2moe", {"base": "mbtt"}, "unknown fusion 'mbtt'"),
+        ("i2moe", {"base": "mbt", "base_options": {"layers": 2}}, "has no setting 'layers'"),
+        ("i2moe", {"max_modalities": 2}, "3 modalities take 20 passes through 'concat' per trai"),
+        ("i2moe", {"temperature": 0.0}, "temperature=0.0"),
+        ("dynmm", {"branches": [["imag"]]}, "'imag' is no modality. Did you mean 'image'"),
+        ("dynmm", {"branches": [["image"], ["image"]]}, "each a different subset"),
+        ("dynmm", {"costs": [0.5]}, "it needs one above 0 to 1 for each of 4 branches"),
+        ("dynmm", {"temperature": 0.0}, "temperature=0.0"),
+        ("dynmm", {"branch_share": 0.9, "soft_share": 0.2}, "their sum below 1"),
+        ("momke", {"num_layers": 0}, "num_layers=0"),
+        ("momke", {"expert_share": 1.0}, "expert_share=1.0"),
+        ("dbf", {"kappa": 0.5}, "kappa=0.5"),
+        ("dbf", {"conflict": -1.0}, "conflict=-1.0"),
+        ("drfuse", {"aug_missing": 1.5}, "aug_missing=1.5"),
+        ("healnet", {"num_latents": 0}, "num_latents=0; it must be at least 1"),
+        ("multiway", {"num_layers": 2, "fused_layers": 3}, "num_layers=2, fused_layers=3"),
+        ("multimodn", {"hidden": 0}, "hidden=0, encode="),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(
     name: str, settings: dict[str, object], says: str
 ) -> None:
     with pytest.raises(FusionZooError) as caught:
-        create_fusion(name, {"image": 4, "text": 6}, 8, 3, **settings)
+        create_fusion(name, WIDTHS, 8, 4, **settings)
     assert says in str(caught.value)
 
 

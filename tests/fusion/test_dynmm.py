@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.hybrid import dynmm
 from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import features, full, patterns
@@ -125,10 +123,8 @@ def test_phases_train_branches_then_the_gate_softly_then_as_it_answers() -> None
     assert [phase.name for phase in fusion.phases] == ["branches", "soft", "hard"]
     assert [phase.encoders for phase in fusion.phases] == [True, False, False]
     free = made("dynmm", freeze=False, hard=False).phases
-    assert [(phase.name, phase.trains[0], phase.encoders) for phase in free] == [
-        ("branches", "project", True),
-        ("soft", "", True),
-    ]
+    found = [(phase.name, phase.trains[0], phase.encoders) for phase in free]
+    assert found == [("branches", "project", True), ("soft", "", True)]
 
 
 def test_the_penalty_is_the_mean_cost_above_the_budget() -> None:
@@ -169,19 +165,3 @@ def test_equal_branches_leave_the_gate_without_a_gradient_of_the_task() -> None:
         loss = fusion.loss(output, TARGET, context(8, phase=phase)).sum()
         slopes = torch.autograd.grad(loss, [*fusion.gate.parameters()], retain_graph=True)
         assert all(slope.abs().max() < 1e-12 for slope in slopes)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"branches": [["imag"]]}, "'imag' is no modality. Did you mean 'image'"),
-        ({"branches": [["image"], ["image"]]}, "each a different subset"),
-        ({"branches": [[]]}, "each a different subset"),
-        ({"costs": [0.5]}, "it needs one above 0 to 1 for each of 4 branches"),
-        ({"temperature": 0.0}, "temperature=0.0"),
-        ({"branch_share": 0.9, "soft_share": 0.2}, "their sum below 1"),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(FusionZooError, match=says):
-        create_fusion("dynmm", WIDTHS, 8, 4, **settings)

@@ -29,11 +29,8 @@ def test_the_sum_is_the_mean_times_the_number_present() -> None:
 
 
 def test_the_sum_is_linear_concatenation() -> None:
-    total, concat, x = (
-        made("sum"),
-        made("concat", hidden=(), presence_bits=False),
-        features(full(4)),
-    )
+    total, concat = made("sum"), made("concat", hidden=(), presence_bits=False)
+    x = features(full(4))
     with torch.no_grad():
         concat.mlp[0].weight.copy_(torch.cat([total.project[m].weight for m in WIDTHS], dim=1))
         concat.mlp[0].bias.copy_(sum(total.project[m].bias for m in WIDTHS))
@@ -48,10 +45,8 @@ def test_the_maximum_takes_the_largest_and_teaches_only_it() -> None:
     twins = made("max", {"image": 5, "text": 5})
     twins.project["text"].load_state_dict(twins.project["image"].state_dict())
     twins(same).embedding.sum().backward()
-    assert all(
-        (twins.project[m].bias.grad != 0).any() != (twins.project[n].bias.grad != 0).any()
-        for m, n in (("image", "text"),)
-    )
+    image, text = ((twins.project[m].bias.grad != 0).any() for m in ("image", "text"))
+    assert image != text
 
 
 def test_repeating_a_modality_changes_the_sum_but_not_mean_and_maximum() -> None:
@@ -65,7 +60,7 @@ def test_repeating_a_modality_changes_the_sum_but_not_mean_and_maximum() -> None
         assert same == kept, name
 
 
-def test_film_without_conditions_is_the_base_and_with_shifts_alone_the_sum() -> None:
+def test_film_scales_the_base_by_one_plus_gamma_and_shifts_it() -> None:
     fusion, x = create_fusion("film", WIDTHS, 8, 4).double(), features(full(4))
     base = x["image"].pooled @ fusion.project.weight.T + fusion.project.bias
     assert torch.equal(fusion(x).embedding, base)
@@ -76,9 +71,6 @@ def test_film_without_conditions_is_the_base_and_with_shifts_alone_the_sum() -> 
             condition.bias[8:].normal_()
             wanted = wanted + x[m].pooled @ condition.weight[8:].T + condition.bias[8:]
     close(fusion(x).embedding, wanted)
-
-
-def test_film_scales_by_one_plus_gamma() -> None:
     fusion, x = made("film", base="text"), features(full(2))
     base = x["text"].pooled @ fusion.project.weight.T + fusion.project.bias
     both = sum(x[m].pooled @ c.weight.T + c.bias for m, c in fusion.conditions.items())
@@ -91,7 +83,7 @@ def outer(x: dict[str, Features]) -> torch.Tensor:
     return reduce(lambda a, b: torch.outer(a, b).flatten(), ones)
 
 
-def test_the_tensor_holds_one_and_every_lower_order() -> None:
+def test_the_tensor_holds_every_lower_order_and_multiplicative_is_linear_on_it() -> None:
     fusion, seen = made("tfn", TWO), []
     fusion.mlp[0].register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
     x = features(full(1, 2))
@@ -102,9 +94,6 @@ def test_the_tensor_holds_one_and_every_lower_order() -> None:
     close(table[1:, 0], x["image"].pooled[0])
     close(table[0, 1:], x["text"].pooled[0])
     close(table.sum(), (1 + x["image"].pooled.sum()) * (1 + x["text"].pooled.sum()))
-
-
-def test_multiplicative_is_a_linear_layer_on_the_tensor() -> None:
     fusion, x = made("multiplicative", TWO), features(full(1, 2))
     close(fusion(x).embedding[0], outer(x) @ fusion.forms[0].reshape(-1, 8))
 
@@ -146,19 +135,10 @@ def test_a_product_above_the_budget_is_refused_with_the_width_that_fits(name: st
     create_fusion(name, dims, 128, 4, proj_dim=fits, budget=2_000_000)
 
 
-def factors(fusion: torch.nn.Module, x: dict[str, Features]) -> torch.Tensor:
-    maps = fusion.maps
-    each = [x[m].pooled @ maps[m].weight.T + maps[m].bias for m in x]
-    return reduce(torch.mul, each)
-
-
-def test_mfb_with_one_factor_and_no_norm_is_mlb_without_tanh() -> None:
+def test_mlb_is_a_product_of_tanh_and_without_it_mfb_of_one_factor() -> None:
     mfb, x = made("mfb", width=12, k=1, normalise=False), features(patterns(3))
     mlb = copy(mfb, made("mlb", width=12, activation="none"))
     close(mfb(x).logits, mlb(x).logits)
-
-
-def test_mlb_is_a_product_of_tanh() -> None:
     fusion, x = made("mlb", width=6), features(full(3))
     maps = fusion.factors.maps
     each = [(x[m].pooled @ maps[m].weight.T + maps[m].bias).tanh() for m in x]
@@ -177,16 +157,13 @@ def test_linear_mfb_is_the_bilinear_form_of_its_factors() -> None:
     close(fusion(x).embedding, fusion.out(z))
 
 
-def test_mfh_of_order_one_is_mfb() -> None:
+def test_mfh_of_order_one_is_mfb_and_its_block_i_is_of_degree_i() -> None:
     mfb, x = made("mfb", width=6, k=3), features(patterns(3))
     mfh = made("mfh", width=6, k=3, order=1)
     mfh.load_state_dict(
         {k.replace("factors.", "factors.0."): v for k, v in mfb.state_dict().items()}
     )
     close(mfh(x).logits, mfb(x).logits)
-
-
-def test_block_i_of_mfh_is_of_degree_i() -> None:
     fusion = made("mfh", width=6, k=3, normalise=False)
     with torch.no_grad():
         for block in fusion.factors:
@@ -274,18 +251,14 @@ def test_hashes_are_kept_by_half_precision_and_differ_between_modalities() -> No
     assert not torch.equal(fusion.get_buffer("bucket_a"), fusion.get_buffer("bucket_b"))
 
 
-def test_hpfn_is_a_full_contraction_of_its_order() -> None:
+def test_hpfn_is_a_full_contraction_of_its_order_and_of_order_one_linear() -> None:
     fusion, x = made("hpfn", order=3, rank=2), features(full(3))
     f = torch.cat([torch.ones(3, 1).double(), *pooled(x)], dim=1)
     a = fusion.factors
     tensor = torch.einsum("rio,rjo,rko->ijko", a[0], a[1], a[2])
     close(fusion(x).embedding, torch.einsum("bi,bj,bk,ijko->bo", f, f, f, tensor))
-
-
-def test_hpfn_of_order_one_is_linear() -> None:
-    fusion, x = made("hpfn", order=1, rank=2), features(full(3))
-    f = torch.cat([torch.ones(3, 1).double(), *pooled(x)], dim=1)
-    close(fusion(x).embedding, f @ fusion.factors[0].sum(0))
+    linear = made("hpfn", order=1, rank=2)
+    close(linear(x).embedding, f @ linear.factors[0].sum(0))
 
 
 def test_hpfn_with_one_block_per_factor_is_lmf() -> None:
@@ -303,7 +276,7 @@ def test_hpfn_with_one_block_per_factor_is_lmf() -> None:
     close(hpfn(x).embedding, lmf(x).embedding)
 
 
-def test_mmtm_with_zero_excitation_leaves_the_mean_of_tokens() -> None:
+def test_mmtm_gates_the_mean_of_tokens_which_zero_excitation_leaves() -> None:
     fusion, x = made("mmtm"), features(full(3))
     with torch.no_grad():
         for excite in fusion.excite.values():
@@ -314,9 +287,6 @@ def test_mmtm_with_zero_excitation_leaves_the_mean_of_tokens() -> None:
         rows = torch.stack([x[m].tokens[b][x[m].mask[b]].mean(0) for b in range(3)])
         means.append(fusion.project[m](rows))
     close(fusion(x).embedding, torch.stack(means).mean(0))
-
-
-def test_mmtm_gates_the_same_whether_before_or_after_the_mean() -> None:
     fusion, x = made("mmtm"), features(full(1))
     squeezed = torch.cat([x[m].tokens[0][x[m].mask[0]].mean(0) for m in WIDTHS])
     z = torch.relu(fusion.squeeze(squeezed))

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import create_fusion
 from fusionzoo.structures import Features, keep_only
 from fusionzoo.testing.fusions import features, full
 from helpers.oracle import WIDTHS, close, copy, made
@@ -45,10 +43,8 @@ def test_without_output_weights_it_is_the_mean_of_the_latents() -> None:
 
 
 def test_attention_is_sharpened_to_a_temperature_of_one_half() -> None:
-    fusion, x = (
-        made("healnet", {"text": 7}, num_layers=1, num_heads=2, head_dim=3),
-        features(full(1, 2)),
-    )
+    fusion = made("healnet", {"text": 7}, num_layers=1, num_heads=2, head_dim=3)
+    x = features(full(1, 2))
     step, tokens = fusion.read[0]["text"], x["text"].tokens[:, x["text"].mask[0]]
     context = step.context_norm(tokens)
     keys, values = step.key_value(context)[0].chunk(2, dim=-1)
@@ -68,21 +64,3 @@ def test_the_order_of_the_modalities_matters() -> None:
     fusion, x = made("healnet"), features(full(3))
     reversed_order = copy(fusion, made("healnet", dict(reversed(WIDTHS.items()))))
     assert not torch.allclose(reversed_order(x).logits, fusion(x).logits, atol=1e-3)
-
-
-@pytest.mark.parametrize("self_attention", [False, True])
-def test_its_parameters_are_the_closed_form(self_attention: bool) -> None:
-    settings = {"num_layers": 2, "num_latents": 5, "num_heads": 2, "head_dim": 3}
-    d, i, layers = 8, 6, 2
-    mlp = 2 * d + 12 * d * d + 9 * d
-    wanted = 5 * d + 2 * d + (d * 4 + 4) + d  # latents, last norm, head, null
-    for width in WIDTHS.values():
-        wanted += layers * (2 * d + 2 * width + d * i + 2 * width * i + i * d + d + mlp)
-    wanted += self_attention * layers * (2 * d + 4 * d * i + d + mlp)  # one norm for both
-    fusion = made("healnet", self_attention=self_attention, **settings)
-    assert sum(p.numel() for p in fusion.parameters()) == wanted
-
-
-def test_an_impossible_size_is_refused() -> None:
-    with pytest.raises(FusionZooError, match="num_latents=0; it must be at least 1"):
-        create_fusion("healnet", WIDTHS, 8, 4, num_latents=0)

@@ -26,46 +26,38 @@ def draw(*shape: int) -> Tensor:
 # ---- misa
 
 
-def test_equal_samples_have_no_discrepancy_and_a_finite_gradient() -> None:
-    x = draw(12, 5).requires_grad_()
+def test_discrepancy_is_symmetric_and_of_equal_samples_nothing_with_a_finite_gradient() -> None:
+    x, y = draw(12, 5).requires_grad_(), draw(12, 4)[:, :1] + draw(12, 5)
     found = moment_discrepancy(x, x, ALL)
     assert found.abs() < 1e-9
     (gradient,) = torch.autograd.grad(found, x)
     assert torch.isfinite(gradient).all()
-
-
-def test_discrepancy_is_symmetric_and_a_shift_moves_its_first_moment_only() -> None:
-    x, y = draw(12, 5), draw(12, 4)[:, :1] + draw(12, 5)
     close(moment_discrepancy(x, y, ALL), moment_discrepancy(y, x, ALL))
-    shifted = moment_discrepancy(x, x + 0.5, ALL)
+    shifted = moment_discrepancy(x, x + 0.5, ALL)  # by its first moment only
     close(shifted, torch.tensor(0.5 * 5**0.5).double(), 1e-5)
 
 
-def test_discrepancy_is_the_sum_over_moments_by_hand() -> None:
+def test_discrepancy_is_the_sum_over_moments_of_rows_that_have_both() -> None:
     x, y = draw(12, 3), draw(12, 2) @ draw(2, 3)
     wanted = (x.mean(0) - y.mean(0)).norm()
     for order in range(2, 6):
         c = ((x - x.mean(0)) ** order).mean(0) - ((y - y.mean(0)) ** order).mean(0)
         wanted = wanted + c.norm()
     close(moment_discrepancy(x, y, ALL), wanted, 1e-5)
-
-
-def test_orthogonal_columns_do_not_overlap_and_equal_rows_overlap_wholly() -> None:
-    x = torch.zeros(4, 2).double()
-    y = torch.zeros(4, 2).double()
-    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    y[:, 1] = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    rows = torch.ones(4, dtype=torch.bool)
-    assert overlap(x, y, rows) < 1e-12
-    close(overlap(x, x, rows), torch.tensor(1.0).double(), 1e-6)
-
-
-def test_pair_losses_need_two_rows_that_have_both() -> None:
     x, one = draw(12, 5), torch.arange(12) == 3
     assert moment_discrepancy(x, x + 1, one) == 0
     assert overlap(x, x, one) == 0
     some = torch.arange(12) % 2 == 0
     close(moment_discrepancy(x, 2 * x, some), moment_discrepancy(x[::2], 2 * x[::2], ALL[::2]))
+
+
+def test_orthogonal_columns_do_not_overlap_and_equal_rows_overlap_wholly() -> None:
+    x, y = torch.zeros(2, 4, 2).double()
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    y[:, 1] = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    rows = torch.ones(4, dtype=torch.bool)
+    assert overlap(x, y, rows) < 1e-12
+    close(overlap(x, x, rows), torch.tensor(1.0).double(), 1e-6)
 
 
 def test_reconstruction_cannot_be_lowered_by_shrinking_its_target() -> None:
@@ -95,23 +87,17 @@ def test_experts_multiply_as_gaussians_do() -> None:
         close(mean[row], (precision[row] * means[row])[there].sum(0) / t)
 
 
-def test_nothing_is_the_prior_and_an_expert_only_sharpens() -> None:
+def test_nothing_is_the_prior_an_expert_only_sharpens_and_equal_ones_add_their_precision() -> None:
     means, precision = draw(1, 3, 4), draw(3, 1, 4).transpose(0, 1).exp()
     mean, variance = multiply(means, precision, torch.zeros(1, 3, dtype=torch.bool))
     assert (mean == 0).all()
     assert (variance == 1).all()
-    two, three = (
-        multiply(means, precision, torch.tensor([[True, True, last]]))[1] for last in (False, True)
-    )
-    assert (three <= two).all()
-
-
-def test_equal_experts_add_their_precision() -> None:
-    mean, variance = multiply(
-        draw(1, 1, 4).expand(1, 3, 4), torch.full((1, 3, 4), 2.0).double(), full(1)
-    )
+    two, three = torch.tensor([[True, True, False]]), full(1)
+    assert (multiply(means, precision, three)[1] <= multiply(means, precision, two)[1]).all()
+    equal = draw(1, 1, 4).expand(1, 3, 4)
+    mean, variance = multiply(equal, torch.full((1, 3, 4), 2.0).double(), full(1))
     close(variance, torch.full((1, 4), 1 / 7, dtype=torch.float64))
-    close(mean, draw(1, 1, 4)[0] * 6 / 7)
+    close(mean, equal[:, 0] * 6 / 7)
 
 
 def test_the_embedding_is_the_mean_in_evaluation_and_a_draw_in_training() -> None:
@@ -156,20 +142,16 @@ def test_complete_samples_pass_as_if_there_were_no_stand_ins(base: str, bank: st
     close(fusion(x).logits, fusion.base(inner).logits)
 
 
-def test_a_stand_in_learns_only_from_rows_that_lack_its_modality() -> None:
+def test_a_stand_in_learns_where_its_modality_lacks_and_patterns_correct_it() -> None:
     fusion = made("missing_tokens", base="concat")
     x = features(torch.tensor([[True, True, True], [True, False, True]]))
     fusion(x).logits.sum().backward()
     moved = (fusion.stand_in.grad != 0).any(-1).any(-1)
     assert moved.tolist() == [False, True, False]
-
-
-def test_a_pattern_bank_without_corrections_is_the_modality_bank() -> None:
-    plain = made("missing_tokens", base="concat")
-    pattern = copy(plain, made("missing_tokens", base="concat", bank="pattern"), strict=False)
+    pattern = copy(fusion, made("missing_tokens", base="concat", bank="pattern"), strict=False)
     torch.nn.init.zeros_(pattern.correction)
     x = features(patterns(3))
-    close(pattern(x).logits, plain(x).logits)
+    close(pattern(x).logits, fusion(x).logits)
 
 
 def test_a_wrapped_strategy_keeps_its_own_loss_and_phases() -> None:
@@ -188,15 +170,12 @@ def test_a_wrapped_strategy_keeps_its_own_loss_and_phases() -> None:
 # ---- shaspec
 
 
-def test_shaspec_without_its_mixture_is_the_shared_vector() -> None:
+def test_shaspec_is_the_shared_vector_of_which_an_absent_modality_gets_the_mean() -> None:
     fusion, x = made("shaspec"), features(full(3))
     torch.nn.init.zeros_(fusion.mix.weight)
     torch.nn.init.zeros_(fusion.mix.bias)
     shared = [fusion.shared(a) for a in aligned(fusion, x).values()]
     close(fusion(x).embedding, fusion.join(torch.cat(shared, dim=1)))
-
-
-def test_an_absent_modality_borrows_the_mean_of_what_the_others_share() -> None:
     fusion, seen = made("shaspec"), []
     fusion.join.register_forward_hook(lambda _m, i, _o: seen.append(i[0]))
     x = features(torch.tensor([[True, False, True]]))

@@ -41,15 +41,12 @@ def test_equal_experts_are_the_base_whatever_the_router_says(base: str) -> None:
     close(answer.embedding, plain.embedding)
 
 
-def test_a_router_without_weights_averages_its_experts() -> None:
+def test_experts_start_differently_and_a_router_without_weights_averages_them() -> None:
     fusion, x = made("i2moe", base="mbt"), features(patterns(3))
     for parameter in fusion.router[-1].parameters():
         torch.nn.init.zeros_(parameter)
     close(fusion(x).logits, torch.stack([expert(x).logits for expert in fusion.experts]).mean(0))
     close(fusion(x).extra["expert_weights"], torch.full((8, 5), 0.2, dtype=torch.float64))
-
-
-def test_experts_start_from_different_weights() -> None:
     fusion = create_fusion("i2moe", WIDTHS, 8, 4)
     first, second = (dict(fusion.experts[n].named_parameters()) for n in (0, 1))
     assert any(not torch.equal(x, second[name]) for name, x in first.items())
@@ -76,7 +73,7 @@ def test_an_expert_that_reads_one_modality_is_judged_by_losing_it() -> None:
         close(losses[:, i], (1 - gap).clamp(min=0), 1e-6)
 
 
-def test_losses_leave_out_what_is_absent() -> None:
+def test_losses_leave_out_what_is_absent_and_are_squares_of_a_single_number() -> None:
     present = patterns(3)
     answers, perturbed = draw(8, 5, 4), draw(8, 5, 3, 4)
     losses = interaction_losses(answers, perturbed, present)
@@ -85,9 +82,6 @@ def test_losses_leave_out_what_is_absent() -> None:
     alone = present.sum(1) < 2
     assert (losses[alone, :3] == 0).all()
     assert (losses[-1] == 0).all()
-
-
-def test_a_single_number_is_judged_by_squared_differences() -> None:
     answers, perturbed = draw(6, 5, 1), draw(6, 5, 3, 1)
     losses = interaction_losses(answers, perturbed, full(6))
     change = (answers[:, :, None] - perturbed)[..., 0].square()
@@ -113,7 +107,7 @@ def test_noise_replaces_one_modality_at_a_time_and_only_in_training() -> None:
         assert torch.linalg.matrix_rank(torch.cat([weight, seen.T], dim=1)) <= 4
 
 
-def test_the_noise_has_the_moments_of_the_modality() -> None:
+def test_the_noise_has_the_moments_of_real_tokens_and_present_rows() -> None:
     torch.manual_seed(0)
     fusion = create_fusion("i2moe", {"a": 3, "b": 2}, 8, 4).double()
     x = features(full(4000, 2))
@@ -127,9 +121,6 @@ def test_the_noise_has_the_moments_of_the_modality() -> None:
     close(noise["a"].tokens.std(), torch.tensor(2.0).double(), 0.05)
     close(noise["b"].pooled.mean(), torch.tensor(3.0).double(), 0.2)
     close(noise["b"].pooled.std(), torch.tensor(4.0).double(), 0.2)
-
-
-def test_moments_come_from_real_tokens_and_present_rows() -> None:
     x = features(patterns(3))
     moments = RunningMoments(WIDTHS).double()
     tokens = {m: f.tokens.masked_fill(~f.mask[..., None], 0) for m, f in x.items()}
@@ -176,24 +167,6 @@ def test_the_loss_is_the_task_and_a_share_of_every_experts() -> None:
     close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"base": "late_stacking"}, "base='late_stacking' is trained in phases"),
-        ({"base": "missing_tokens"}, "base='missing_tokens' wraps another fusion"),
-        ({"base": "i2moe"}, "base='i2moe' wraps another fusion"),
-        ({"base": "mbtt"}, "unknown fusion 'mbtt'"),
-        ({"base": "mbt", "base_options": {"layers": 2}}, "has no setting 'layers'"),
-        ({"max_modalities": 2}, "3 modalities take 20 passes through 'concat' per training step"),
-        ({"temperature": 0.0}, "temperature=0.0"),
-    ],
-)
-def test_what_cannot_be_wrapped_is_refused(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(FusionZooError) as caught:
-        create_fusion("i2moe", WIDTHS, 8, 4, **settings)
-    assert says in str(caught.value)
-
-
 def test_a_model_shows_the_weights_of_each_sample() -> None:
     encoders = {name: {"name": "vector/identity", "in_dim": 3} for name in ("a", "b")}
     samples = [{"a": [1.0, 2.0, 3.0], "b": [0.5, 0.0, 1.0]}, {"a": [3.0, 2.0, 1.0]}]
@@ -208,9 +181,6 @@ def test_a_model_shows_the_weights_of_each_sample() -> None:
     assert shown("gmu")["b"][1] == 0
     with pytest.raises(FusionZooError, match="fusion 'mbt' has no weights of its modalities"):
         shown("mbt")
-
-
-# ---- its random numbers
 
 
 def test_draws_are_uniform_and_normal_and_unrelated_to_one_another() -> None:

@@ -60,7 +60,7 @@ def test_the_mean_is_that_of_the_rows_that_have_the_modality_older_batches_count
         close(means.mean(m), total / weight)
 
 
-def test_absent_rows_get_the_mean_present_ones_stay_and_evaluation_changes_nothing() -> None:
+def test_absent_rows_get_the_mean_which_is_zero_before_any_batch_has_the_modality() -> None:
     means = RunningMeans(DIMS).double()
     pooled, present = batches()[0]
     means(zeroed(pooled, present), present)
@@ -72,9 +72,6 @@ def test_absent_rows_get_the_mean_present_ones_stay_and_evaluation_changes_nothi
         here = absent[:, column]
         assert torch.equal(filled[m][here], other[m][here])
         assert torch.equal(filled[m][~here], mean.expand(int((~here).sum()), -1))
-
-
-def test_before_any_training_batch_and_in_one_without_a_modality_the_mean_is_zero() -> None:
     means = RunningMeans(DIMS).double()
     nothing = torch.zeros(4, 2, dtype=torch.bool)
     zeros = {m: torch.zeros(4, w).double() for m, w in DIMS.items()}

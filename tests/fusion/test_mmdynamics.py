@@ -38,7 +38,7 @@ def test_it_is_a_sum_of_classifiers_weighted_by_confidence(join: bool) -> None:
         close(fusion(x).embedding, mean)
 
 
-def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation() -> None:
+def test_gates_without_weights_are_half_open_and_are_pushed_to_close() -> None:
     fusion, x = made("mmdynamics", join=True), features(full(4))
     for name in WIDTHS:
         nn.init.zeros_(fusion.gates[name].weight)
@@ -49,10 +49,10 @@ def test_gates_without_weights_are_half_open_and_open_ones_leave_a_concatenation
         nn.init.zeros_(fusion.confidence[name].weight)
         nn.init.ones_(fusion.confidence[name].bias)
     encoded = [fusion.encode[m](x[m].pooled).relu() for m in WIDTHS]
-    close(
-        fusion(x).embedding,
-        fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)),
-    )
+    close(fusion(x).embedding, fusion.join(torch.cat([*encoded, torch.ones(4, 3).double()], dim=1)))
+    fusion, x = made("mmdynamics"), features(full(4))
+    fusion(x).extra["openness"].sum().backward()
+    assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())
 
 
 def test_an_absent_modality_has_the_mean_of_its_scaled_features() -> None:
@@ -80,10 +80,15 @@ def test_a_classifier_is_drawn_towards_its_confidence_unless_that_target_is_deta
     assert slopes[1] < 1e-6
 
 
-def test_without_a_joining_layer_the_embedding_is_as_wide_as_the_hidden_features() -> None:
+def test_widths_and_ranks_of_layers_are_those_of_the_settings() -> None:
     with pytest.raises(FusionZooError, match="hidden=4, dim=8; they must be equal, or join=true"):
         create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4)
     assert create_fusion("mmdynamics", WIDTHS, 8, 4, hidden=4, join=True).join.out_features == 8
+    fusion = made("mmdynamics", gate_rank=2)
+    counts = [sum(p.numel() for p in gate.parameters()) for gate in fusion.gates.values()]
+    assert counts == [5 * 2 * 2 + 5, 7 * 2 * 2 + 7, 3 * 2 * 2 + 3]
+    with pytest.raises(FusionZooError, match="gate_rank=0"):
+        create_fusion("mmdynamics", WIDTHS, 8, 4, gate_rank=0)
 
 
 @pytest.mark.parametrize("confidence", ["linear", "sigmoid"])
@@ -97,17 +102,3 @@ def test_the_loss_is_that_of_its_classifiers_confidences_and_open_gates(confiden
         own = criterion(logits, TARGET) + error + 0.5 * output.extra["openness"][:, column]
         wanted = wanted + own * patterns(3)[:, column]
     close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
-
-
-def test_open_gates_alone_are_always_pushed_to_close() -> None:
-    fusion, x = made("mmdynamics"), features(full(4))
-    fusion(x).extra["openness"].sum().backward()
-    assert all((gate.bias.grad > 0).all() for gate in fusion.gates.values())
-
-
-def test_a_gate_of_low_rank_has_fewer_weights() -> None:
-    fusion = made("mmdynamics", gate_rank=2)
-    counts = [sum(p.numel() for p in gate.parameters()) for gate in fusion.gates.values()]
-    assert counts == [5 * 2 * 2 + 5, 7 * 2 * 2 + 7, 3 * 2 * 2 + 3]
-    with pytest.raises(FusionZooError, match="gate_rank=0"):
-        create_fusion("mmdynamics", WIDTHS, 8, 4, gate_rank=0)

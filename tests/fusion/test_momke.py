@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import Fusion, create_fusion
-from fusionzoo.structures import Features, keep_only
+from fusionzoo.fusion import Fusion
+from fusionzoo.structures import keep_only
 from fusionzoo.testing.fusions import Inputs, features, full, patterns
 from helpers.oracle import WIDTHS, close, context, made
 
@@ -72,7 +70,7 @@ def test_a_router_that_keeps_to_its_own_expert_leaves_unimodal_transformers() ->
     close(found.extra["routing"], torch.eye(3).double().expand(3, 3, 3))
 
 
-def test_equal_experts_make_the_router_irrelevant() -> None:
+def test_equal_experts_make_the_router_irrelevant_and_modalities_meet_after_them() -> None:
     fusion, x = made("momke"), features(full(3))
     first, *others = fusion.experts.values()
     for expert in others:
@@ -81,9 +79,6 @@ def test_equal_experts_make_the_router_irrelevant() -> None:
     for parameter in fusion.router.parameters():
         nn.init.normal_(parameter)
     close(fusion(x).logits, before)
-
-
-def test_modalities_meet_only_after_the_experts() -> None:
     fusion, x = made("momke"), features(full(2))
     leaves: Inputs = {m: f._replace(tokens=f.tokens.requires_grad_()) for m, f in x.items()}
     logits = fusion(leaves).extra["expert_logits"][:, 0]  # of the first modality alone
@@ -112,25 +107,3 @@ def test_shares_name_the_experts_that_present_modalities_used() -> None:
     assert [*shares] == ["expert of image", "expert of text", "expert of audio"]
     close(torch.stack([*shares.values()]).sum(0), torch.ones(3).double())
     close(shares["expert of text"], output.extra["routing"][:, [0, 2], 1].mean(1))
-
-
-def test_rows_without_tokens_have_finite_gradients() -> None:
-    fusion = made("momke")
-    empty = features(patterns(3)[-1:])
-    leaves = {m: Features(f.tokens.requires_grad_(), f.mask, f.pooled) for m, f in empty.items()}
-    fusion(leaves).logits.sum().backward()
-    for parameter in fusion.parameters():
-        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"num_layers": 0}, "num_layers=0"),
-        ({"expert_share": 1.0}, "expert_share=1.0"),
-        ({"num_heads": 3}, "num_heads=3 does not divide dim=8"),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, object], says: str) -> None:
-    with pytest.raises(FusionZooError, match=says):
-        create_fusion("momke", WIDTHS, 8, 4, **settings)

@@ -46,9 +46,7 @@ def encoder(
 
     def norm(layer: dict[str, Tensor], name: str, y: Tensor) -> Tensor:
         scale, shift = part(layer, name)
-        return (y - y.mean(-1, keepdim=True)) / (
-            (y - y.mean(-1, keepdim=True)).square().mean(-1, keepdim=True) + 1e-5
-        ).sqrt() * scale + shift
+        return F.layer_norm(y, y.shape[-1:]) * scale + shift
 
     def affine(layer: dict[str, Tensor], name: str, y: Tensor) -> Tensor:
         matrix, shift = part(layer, name)
@@ -120,11 +118,8 @@ def test_mult_is_the_papers_equations_with_and_without_missing_modalities(length
     fusion = made("mult")
     torch.manual_seed(1)
     presence = patterns(3)
-    x = (
-        features(presence)
-        if lengths == "different"
-        else even(presence, 1 if lengths == "one token" else 6)
-    )
+    same = even(presence, 1 if lengths == "one token" else 6)
+    x = features(presence) if lengths == "different" else same
     logits = fusion(x).logits
     for sample in range(len(presence)):
         close(logits[sample], by_the_paper(fusion, x, sample), 1e-8)
@@ -138,9 +133,6 @@ def test_mult_of_one_modality_is_its_memory_stack() -> None:
     h = last_step(memory(memory.weights(), z[None], mask[None])[0], mask)
     h = torch.cat([h + fusion.mlp(h), torch.ones(1, 1).double()], -1)
     close(fusion(x).logits[:1], fusion.head(fusion.join(h)))
-
-
-# ---- stacks
 
 
 def test_positions_count_real_tokens_and_the_last_step_is_real() -> None:

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.attention._blocks import TransformerBlock, join
 from fusionzoo.structures import keep_only, masked_mean
 from fusionzoo.testing.fusions import features, full, patterns
@@ -60,19 +58,3 @@ def test_a_modality_alone_is_its_own_transformer_and_trains_no_other_expert(shar
         if ".experts." in name or ".blocks." in name:
             moves = parameter.grad is not None and bool((parameter.grad != 0).any())
             assert moves == (".text." in name), name
-
-
-@pytest.mark.parametrize("share", ["attention", "none"])
-def test_its_parameters_are_the_closed_form(share: str) -> None:
-    d, m = 8, len(WIDTHS)
-    block = 12 * d * d + 13 * d
-    separate = 4 * d * d + 6 * d + m * (8 * d * d + 7 * d) if share == "attention" else m * block
-    wanted = sum(w * d + 2 * d for w in WIDTHS.values()) + 2 * d + (4 * d + 4) + d
-    wanted += 3 * separate + block
-    fusion = made("multiway", num_layers=4, fused_layers=1, share=share)
-    assert sum(p.numel() for p in fusion.parameters()) == wanted
-
-
-def test_more_fused_layers_than_layers_are_refused() -> None:
-    with pytest.raises(FusionZooError, match="num_layers=2, fused_layers=3"):
-        create_fusion("multiway", WIDTHS, 8, 4, num_layers=2, fused_layers=3)

@@ -19,13 +19,10 @@ def confidences(*shape: int) -> Tensor:
     return 0.05 + 0.9 * torch.rand(*shape, generator=draw).double()
 
 
-def test_the_others_shares_add_up_to_one_less_than_there_are_modalities() -> None:
+def test_shares_of_others_add_up_and_are_the_papers_of_two_modalities() -> None:
     t, present = confidences(8, 3), patterns(3)
     shares = (co_belief(t, present) - t).masked_fill(~present, 0).sum(1)
     close(shares, (present.sum(1) - 1).clamp(min=0).double())
-
-
-def test_two_modalities_have_the_papers_formula() -> None:
     t = confidences(6, 2)
     logs = t.log()
     wanted = t + logs.flip(1) / logs.sum(1, keepdim=True)

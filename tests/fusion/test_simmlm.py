@@ -67,7 +67,7 @@ def test_the_hinge_shifts_the_gradient_to_more_modalities() -> None:
     close(fewer.grad, torch.tensor([0.5, 0.5]))
 
 
-def test_subsets_are_nested_and_every_size_is_equally_likely() -> None:
+def test_subsets_are_nested_of_any_size_and_do_not_depend_on_other_rows() -> None:
     torch.manual_seed(0)
     present = patterns(4).repeat(600, 1)
     more, fewer = nested_subsets(present, Draws())
@@ -81,9 +81,6 @@ def test_subsets_are_nested_and_every_size_is_equally_likely() -> None:
     for size in (2, 3, 4):
         assert abs((sizes == size).double().mean() - 1 / 3) < 4 * (2 / 9 / 600) ** 0.5
     assert not more[count == 0].any()
-
-
-def test_what_is_drawn_for_a_row_does_not_depend_on_what_other_rows_lack() -> None:
     torch.manual_seed(0)
     draws = Draws()
     start = draws.state.clone()

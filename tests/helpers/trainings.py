@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from fusionzoo.training import checkpoint
 from fusionzoo.training.trainer import Trainer
 
 PREEMPTED = 75  # exit code of a run that SIGTERM stopped
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a run's last checkpoint."""
+    state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+    found: dict[str, Tensor] = state["objective"]
+    return found
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Require equal weights, lines of the log and final figures, bit for bit."""
+    ours, theirs = weights(first), weights(second)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
+    results = [json.loads((out / "metrics.json").read_text()) for out in (first, second)]
+    for part in ("train", "val", "test", "unimodal"):
+        assert results[0][part] == results[1][part]
 
 
 def preempt_at(step: int, run: Callable[[], Any]) -> Any:

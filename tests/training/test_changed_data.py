@@ -61,44 +61,27 @@ def flags(data: Path, out: Path) -> list[str]:
     return [*named, "--train.epochs", "1", "--train.unimodal", "false", "--log", "none"]
 
 
-def rename(samples: Rows, folder: Path) -> None:
-    for row in samples:
-        row["target"] = "xyz"[LABELS.index(row["target"])]
-
-
-def rotate(samples: Rows, folder: Path) -> None:
-    for row in samples:
-        row["target"] = LABELS[LABELS.index(row["target"]) - 1]
-
-
-def swap(samples: Rows, folder: Path) -> None:
-    for row in samples:
-        row["split"] = {"train": "test", "test": "train"}.get(row["split"], "val")
-
-
-def negate(samples: Rows, folder: Path) -> None:
-    for row in samples:
-        row["vector"] = [-x for x in row["vector"]]
-
-
-def reword(samples: Rows, folder: Path) -> None:
-    samples[3]["text"] = "another thing"
-
-
-def replace_file(samples: Rows, folder: Path) -> None:
-    np.save(folder / "5.npy", np.full((2, 2), -5, np.float32))
-    before = (folder / "4.npy").stat()
-    os.utime(folder / "5.npy", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-
-
-CHANGES: dict[str, Callable[[Rows, Path], None]] = {
-    "targets and classes (a, b, c; now x, y, z)": rename,
-    "targets": rotate,
-    "splits": swap,
-    "values of vector": negate,
-    "values of text": reword,
-    "values of sequence": replace_file,
+CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "targets and classes (a, b, c; now x, y, z)": lambda row: {
+        "target": "xyz"[LABELS.index(row["target"])]
+    },
+    "targets": lambda row: {"target": LABELS[LABELS.index(row["target"]) - 1]},
+    "splits": lambda row: {"split": {"train": "test", "test": "train"}.get(row["split"], "val")},
+    "values of vector": lambda row: {"vector": [-x for x in row["vector"]]},
+    "values of text": lambda row: {"text": row["text"].replace("thing 3", "another thing")},
+    "values of sequence": lambda row: {},  # a file of another content
 }
+
+
+def write_changed(folder: Path, what: str, samples: Rows) -> Rows:
+    """Write samples of which something has changed, and return them."""
+    if what == "values of sequence":
+        np.save(folder / "5.npy", np.full((2, 2), -5, np.float32))
+        before = (folder / "4.npy").stat()
+        os.utime(folder / "5.npy", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    changed = [row | CHANGES[what](row) for row in samples]
+    write(folder, changed)
+    return changed
 
 
 @pytest.fixture
@@ -114,9 +97,7 @@ def test_a_run_goes_on_with_the_data_that_it_was_trained_on_alone(
     what: str, run: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = run
-    changed = rows()
-    CHANGES[what](changed, data.parent)
-    write(data.parent, changed)
+    write_changed(data.parent, what, rows())
     before = (out / "checkpoints" / "last.pt").read_bytes()
     assert train(["--resume", "--out", str(out)]) == 2
     said = capsys.readouterr().err
@@ -147,9 +128,7 @@ def test_trials_of_a_benchmark_are_those_of_their_data(what: str, tmp_path: Path
 
     before = path()
     assert path() == before
-    changed = rows()
-    CHANGES[what](changed, tmp_path)
-    write(tmp_path, changed)
+    write_changed(tmp_path, what, rows())
     assert path() != before
 
 
@@ -162,9 +141,8 @@ def test_an_encoder_that_was_trained_alone_is_that_of_its_labels(tmp_path: Path)
         bench, dataset = open_bench(cfg)
         return prepare._path(bench, dataset, 0, build_encoders(cfg, dataset, "text")["text"])
 
-    before, changed = path(), rows()
-    rotate(changed, tmp_path)
-    write(tmp_path, changed)
+    before = path()
+    write_changed(tmp_path, "targets", rows())
     assert path() != before
 
 
@@ -226,8 +204,7 @@ def test_samples_that_a_model_was_trained_on_are_counted_when_it_is_evaluated(
     samples = [{name: row[name] for name in row if with_ids or name != "id"} for row in rows()]
     data, out = write(tmp_path, samples), tmp_path / "run"
     assert train(flags(data, out)) == 0
-    swap(samples, tmp_path)
-    write(tmp_path, samples)
+    samples = write_changed(tmp_path, "splits", samples)
     words = ["--data.name", "manifest", "--data.root", str(data), "--out", str(tmp_path / "m.json")]
     assert evaluate_command([str(out), *words, "--split", "all"]) == 0
     what = "ids" if with_ids else "contents"
@@ -251,15 +228,9 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with (folder / "data.csv").open("w") as file:
         file.write("text,age,target\n")
         file.writelines(f"{text},{n % 7},{'ab'[n % 2]}\n" for n, text in enumerate(TEXTS))
-    run = fz.train(
-        str(folder / "data.csv"),
-        target="target",
-        encoders={"text": "chars"},
-        fusion="mean",
-        epochs=1,
-        out=str(folder / "run"),
-        config={"train": {"calibrate": "none"}},
-    )
+    settings: dict[str, Any] = {"encoders": {"text": "chars"}, "fusion": "mean", "epochs": 1}
+    settings |= {"target": "target", "config": {"train": {"calibrate": "none"}}}
+    run = fz.train(str(folder / "data.csv"), out=str(folder / "run"), **settings)
     return folder / "data.csv", run.folder
 
 
@@ -307,9 +278,8 @@ def test_of_a_folder_that_does_not_say_what_it_was_trained_on_nothing_is_known(
     capsys.readouterr()
     metrics = fz.evaluate(tmp_path / "model", str(run[0]))
     assert metrics["seen_in_training"] == {"train": None, "val": None}
-    assert "whether the model was trained on some of these samples is not known" in (
-        capsys.readouterr().out
-    )
+    unknown = "whether the model was trained on some of these samples is not known"
+    assert unknown in capsys.readouterr().out
     with pytest.raises(FusionZooError, match="model does not say what it was trained on"):
         fz.evaluate(tmp_path / "model")
 

@@ -10,14 +10,13 @@ import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
 from fusionzoo.distributed import World, process_group, wrap
-from fusionzoo.model import UnimodalHeads, create_model
+from fusionzoo.model import UnimodalHeads
 from fusionzoo.structures import Batch
-from fusionzoo.training.objective import Objective, freeze_unused
+from fusionzoo.training.objective import Objective
 from fusionzoo.training.trainer import Trainer
 from helpers import ranks
+from helpers.strategies import ROWS, make_batch, make_model, make_objective, take
 
-WIDTHS = {"image": 5, "text": 7, "audio": 3}
-ROWS, CLASSES = 8, 4
 ABSENT = {
     "nothing": [],
     # With two processes, rank 1 takes the odd rows: it then sees no audio at all.
@@ -27,36 +26,8 @@ ABSENT = {
 }
 
 
-def make_objective(fusion: str) -> Objective:
-    torch.manual_seed(0)
-    encoders = {
-        name: {"name": "vector/mlp", "in_dim": width, "dim": 6} for name, width in WIDTHS.items()
-    }
-    model = create_model(fusion, encoders, CLASSES, dim=8)
-    prior = torch.full((CLASSES,), 1 / CLASSES)
-    objective = Objective(model, UnimodalHeads(dict.fromkeys(WIDTHS, 6), 8, prior))
-    freeze_unused(objective)
-    for module in objective.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return objective.double()
-
-
-def make_batch(absent: list[tuple[int, int]]) -> Batch:
-    draw = torch.Generator().manual_seed(1)
-    present = torch.ones(ROWS, len(WIDTHS), dtype=torch.bool)
-    for row, column in absent:
-        present[row, column] = False
-    inputs = {
-        name: {"values": torch.randn(ROWS, width, generator=draw).double()}
-        for name, width in WIDTHS.items()
-    }
-    target = torch.randint(CLASSES, (ROWS,), generator=draw)
-    return Batch([str(row) for row in range(ROWS)], inputs, present, target)
-
-
-def take(batch: Batch, rows: slice) -> Batch:
-    return batch.take(torch.arange(len(batch.ids))[rows])
+def objective_of(fusion: str) -> Objective:
+    return make_objective(model=make_model(fusion))
 
 
 def learn_once(objective: Objective, batches: list[Batch], world: World) -> dict[str, torch.Tensor]:
@@ -80,9 +51,8 @@ def learn_in_process(rank: int, folder: str) -> None:
         for number, (fusion, case, accumulate) in enumerate(RUNS):
             own = take(make_batch(ABSENT[case]), slice(rank, None, 2))
             parts = [take(own, slice(i, None, accumulate)) for i in range(accumulate)]
-            torch.save(
-                learn_once(make_objective(fusion), parts, world), f"{folder}/{rank}-{number}"
-            )
+            found = learn_once(objective_of(fusion), parts, world)
+            torch.save(found, f"{folder}/{rank}-{number}")
 
 
 @pytest.fixture(scope="module")
@@ -98,34 +68,30 @@ def test_two_processes_have_the_gradients_of_one_with_the_whole_batch(
     number: int, learned: Path
 ) -> None:
     fusion, case, _ = RUNS[number]
-    wanted = learn_once(make_objective(fusion), [make_batch(ABSENT[case])], World())
+    wanted = learn_once(objective_of(fusion), [make_batch(ABSENT[case])], World())
     for rank in range(2):
         found = torch.load(learned / f"{rank}-{number}", weights_only=True)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
     assert any(gradient.abs().max() > 1e-3 for gradient in wanted.values())
 
 
-def test_an_absent_modality_leaves_its_encoder_alone() -> None:
-    gradients = learn_once(
-        make_objective("concat"), [make_batch(ABSENT["a modality everywhere"])], World()
-    )
+def test_absent_modalities_leave_their_encoders_alone_and_no_rows_everything() -> None:
+    batch = make_batch(ABSENT["a modality everywhere"])
+    gradients = learn_once(objective_of("concat"), [batch], World())
     text = [g for name, g in gradients.items() if "encoders.text" in name]
     assert text
     assert all((g == 0).all() for g in text)
+    gradients = learn_once(objective_of("gmu"), [take(make_batch([]), slice(0, 0))], World())
+    assert all(torch.isfinite(g).all() and (g == 0).all() for g in gradients.values())
 
 
 def test_the_heads_of_the_modalities_do_not_change_what_the_fusion_learns() -> None:
-    with_heads = learn_once(make_objective("gmu"), [make_batch([])], World())
-    bare = make_objective("gmu")
+    with_heads = learn_once(objective_of("gmu"), [make_batch([])], World())
+    bare = objective_of("gmu")
     bare.heads = UnimodalHeads({}, 8, bare.heads.prior)
     without = learn_once(bare, [make_batch([])], World())
     for name, gradient in without.items():
         assert torch.equal(gradient, with_heads[name]), name
-
-
-def test_a_batch_without_rows_on_one_rank_is_no_trouble() -> None:
-    gradients = learn_once(make_objective("gmu"), [take(make_batch([]), slice(0, 0))], World())
-    assert all(torch.isfinite(g).all() and (g == 0).all() for g in gradients.values())
 
 
 if __name__ == "__main__":

@@ -49,27 +49,6 @@ def test_a_frozen_encoder_sees_few_pictures_at_once_unless_small_and_says_the_sa
     assert parts.tokens.requires_grad == (freeze == "none")
 
 
-def test_nothing_is_kept_for_gradients_below_the_first_layer_that_learns() -> None:
-    encoder = create_encoder("image", "timm/resnet10t", **SMALL, freeze="all_but_last_1").train()
-    graphs: dict[str, bool] = {}
-    for name, module in encoder.named_modules():
-        if not list(module.children()):
-            module.register_forward_hook(
-                lambda module, _, output, name=name: graphs.update({name: output.requires_grad})
-            )
-    encoder(pixels(4))
-    learn = [
-        name
-        for name, m in encoder.named_modules()
-        if any(p.requires_grad for p in m.parameters(False))
-    ]
-    names = list(graphs)  # in the order of the forward pass
-    first = min(names.index(name) for name in learn)
-    assert first > 5
-    assert not any(graphs[name] for name in names[:first])
-    assert graphs[names[-1]]
-
-
 def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> None:
     mib = 2**20
     # Resident before each batch's end; after a trim 1000 MiB are left.
@@ -90,10 +69,6 @@ def test_memory_that_grows_is_given_back_and_what_a_batch_needs_is_kept() -> Non
         counts.append(len(trims))
     # The first sets the floor, the second adds 500: 500 + 32 are allowed.
     assert counts == [1, 1, 1, 1, 2, 2, 2]
-
-
-def test_before_an_evaluation_only_much_free_memory_is_given_back() -> None:
-    mib = 2**20
     heap, trims = Heap(), []
     heap.release = lambda: trims.append(True)  # type: ignore[method-assign]
     for resident, count in ((1000, 1), (1030, 1), (1033, 2), (1040, 2)):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
 
 from fusionzoo.training import run_folder
+from helpers.trainings import assert_same_run
 
 ROOT = Path(__file__).parents[2]
 EVERY = 3  # steps between two checkpoints
@@ -142,16 +142,6 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = torchrun(options, [*RUN, "--out", str(out)], out.parent / "host-1-0.log")
     assert done.wait(timeout=400) == 0, logs(out)
     return out
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    """Weights, what was logged at each step and the final figures are equal, bit for bit."""
-    ours, theirs = (run_folder.read(x / "checkpoints" / "last.pt") for x in (first, second))
-    torch.testing.assert_close(ours["objective"], theirs["objective"], rtol=0, atol=0)
-    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
-    results = [json.loads((out / "metrics.json").read_text()) for out in (first, second)]
-    for part in ("train", "val", "test", "unimodal"):
-        assert results[0][part] == results[1][part]
 
 
 @pytest.mark.slow

@@ -4,66 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.distributed import World, process_group, wrap
-from fusionzoo.model import UnimodalHeads, create_model
-from fusionzoo.structures import Batch
+from fusionzoo.config import DistConfig
+from fusionzoo.distributed import World, process_group
 from fusionzoo.training import checkpoint, run_folder
-from fusionzoo.training.objective import Objective, freeze_unused
-from fusionzoo.training.optim import build_optimizer, param_groups
-from fusionzoo.training.trainer import Trainer
 from helpers import ranks
+from helpers.strategies import ROWS, make_batch, make_model, make_objective, make_trainer
 
 pytestmark = pytest.mark.slow
-WIDTHS = {"image": 5, "text": 7, "audio": 3}
-ROWS, CLASSES, STEPS = 8, 4, 20
-SHARES = {1: [8], 2: [4, 4], 3: [4, 3, 1]}
+STEPS = 20
+SHARES = {1: [12], 2: [6, 6], 3: [6, 4, 2]}
 CFG = {"optim": {"lr": 0.01, "modality_lr": {"text": 0.002}}, "train": {"ema": 0.9}}
 
 
-def make_objective(fusion: str) -> Objective:
-    torch.manual_seed(0)
-    encoders = {
-        name: {"name": "vector/mlp", "in_dim": width, "dim": 6, "dropout": 0.0}
-        for name, width in WIDTHS.items()
-    }
-    model = create_model({"name": fusion, "dim": 8}, encoders, CLASSES)
-    heads = UnimodalHeads(dict.fromkeys(WIDTHS, 6), 8, torch.full((CLASSES,), 1 / CLASSES))
-    objective = Objective(model, heads)
-    freeze_unused(objective)
-    for module in objective.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return objective.double()  # Adam would blow up what float32 rounds
-
-
-def make_batch(step: int) -> Batch:
-    """30 % of each modality missing; the last three rows, a rank's or part of it, lack audio."""
-    draw = torch.Generator().manual_seed(step)
-    present = torch.rand(ROWS, len(WIDTHS), generator=draw) > 0.3
-    present[4:, 2] = False
-    inputs = {
-        name: {"values": torch.randn(ROWS, width, generator=draw).double()}
-        for name, width in WIDTHS.items()
-    }
-    target = inputs["image"]["values"][:, :CLASSES].argmax(1)
-    return Batch([f"{step}/{row}" for row in range(ROWS)], inputs, present, target)
-
-
-def learn(fusion: str, strategy: str, world: World, folder: Path) -> None:
+def learn(fusion: str, strategy: Literal["ddp", "fsdp"], world: World, folder: Path) -> None:
     """Make the steps; save the losses, and a checkpoint as train.py would."""
-    cfg = from_tree(RunConfig, {**CFG, "dist": {"strategy": strategy}})
-    objective = make_objective(fusion)
-    wrapped = wrap(objective, cfg.dist, world)
-    groups = param_groups(objective.model, objective.heads, cfg.optim)
-    trainer = Trainer(wrapped, build_optimizer(groups, cfg.optim), cfg, world)
-    shares = SHARES[world.size]
-    own = torch.arange(ROWS).split(shares)[world.rank]
-    results = [trainer.step([make_batch(step).take(own)]) for step in range(STEPS)]
+    objective = make_objective(model=make_model(fusion))
+    trainer = make_trainer(objective, CFG, world, strategy)
+    own = torch.arange(ROWS).split(SHARES[world.size])[world.rank]
+    results = [trainer.step([make_batch().take(own)]) for _ in range(STEPS)]
     losses = [trainer.mean_loss(result.loss) for result in results]
     name = f"{fusion}-{strategy}-{world.size}"
     checkpoint.save(folder / f"{name}.pt", trainer, checkpoint.State(step=STEPS))
@@ -74,6 +37,7 @@ def learn(fusion: str, strategy: str, world: World, folder: Path) -> None:
     checkpoint.save(folder / f"{name}-again.pt", trainer, state)
 
 
+CASES: list[tuple[str, Literal["ddp", "fsdp"]]]
 CASES = [(fusion, strategy) for fusion in ("gmu", "mbt") for strategy in ("ddp", "fsdp")]
 
 

@@ -12,8 +12,7 @@ import torch
 from fusionzoo.config import OptimConfig
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Phase
-from fusionzoo.training import fit as evaluation
-from fusionzoo.training import fit as fitting
+from fusionzoo.training import fit
 from fusionzoo.training.schedules import drops, phased, schedule
 from fusionzoo.training.trainer import Trainer
 
@@ -56,7 +55,7 @@ def test_one_cycle_is_that_of_torch(share: float) -> None:
     assert curve(schedule="onecycle", warmup=0.0)[0] == 1.0
 
 
-def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain() -> None:
+def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain_of_its_phase() -> None:
     cfg = OptimConfig(warmup=0.1, modality_schedule={"text": "linear"})
     plan = phased(cfg, WHOLE, 40, 5)
     for step in range(40):
@@ -68,9 +67,6 @@ def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain() -> None
         assert factors[""] == plan(step)[1][""]
     assert plan(31, (), {"image": 6})[1]["image"] == 1.0  # the peak, after a warm-up of a step
     assert plan(20)[1]["text"] < 0.6 < fresh(2, [])
-
-
-def test_a_restart_counts_losses_anew_and_ends_with_its_phase() -> None:
     cfg = OptimConfig(warmup=0.0, schedule="plateau", step_epochs=2, gamma=0.5)
     plan = phased(cfg, WHOLE, 12, 2)
     losses = [1.0, 1.0, 1.0, 1.0]
@@ -84,11 +80,9 @@ def test_a_restart_counts_losses_anew_and_ends_with_its_phase() -> None:
 def test_plateau_drops_as_torchs() -> None:
     losses = [3, 2, 2, 2, 1, 1.5, 1, 1, 1, 1, 0.5, 0.4]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    # torch's patience is one less
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer,
-        factor=0.5,
-        patience=1,
-        threshold=0.0,  # torch's patience is one less
+        optimizer, factor=0.5, patience=1, threshold=0.0
     )
     factor = schedule(OptimConfig(schedule="plateau", gamma=0.5, step_epochs=2, warmup=0), 9, 1)
     for epoch, loss in enumerate(losses):
@@ -97,20 +91,13 @@ def test_plateau_drops_as_torchs() -> None:
     assert drops([], 1) == 0
 
 
-def test_a_group_has_its_own_schedule_and_warm_up() -> None:
-    cfg = OptimConfig(
-        warmup=0.0,
-        schedule="constant",
-        modality_warmup={"text": 0.5},
-        modality_schedule={"image": "linear"},
-    )
+def test_a_group_has_its_own_schedule_and_warm_up_from_when_it_thaws() -> None:
+    own: Any = {"modality_warmup": {"text": 0.5}, "modality_schedule": {"image": "linear"}}
+    cfg = OptimConfig(warmup=0.0, schedule="constant", **own)
     plan = phased(cfg, WHOLE, 10, 5)
     assert [plan(step)[1]["text"] for step in (0, 4, 5)] == [0.2, 1, 1]
     assert [plan(step)[1]["image"] for step in (0, 5)] == [1, 0.5]
     assert [plan(step)[1][""] for step in (0, 9)] == [1, 1]
-
-
-def test_the_schedule_of_an_encoder_that_thaws_begins_then() -> None:
     cfg = OptimConfig(warmup=0.25, schedule="linear", unfreeze_at_epoch={"text": 2})
     plan = phased(cfg, WHOLE, 18, 5)
     found = [plan(step)[1]["text"] for step in range(18)]
@@ -129,13 +116,12 @@ PLANTED = [1.0, 0.9, 0.95, 0.8, 0.85, 0.86, 0.7, 0.9]  # validation losses of ei
 
 def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
     """Replace the loss of each evaluation in turn: how a real one falls depends on the CPU."""
-    losses, evaluate = iter([*PLANTED, 0.5]), evaluation.evaluate  # 0.5: the test split
+    losses, evaluate = iter([*PLANTED, 0.5]), fit.evaluate  # 0.5: the test split
 
     def planted(*args: Any, **settings: Any) -> dict[str, Any]:
         return {**evaluate(*args, **settings), "loss": next(losses)}
 
-    patch.setattr(evaluation, "evaluate", planted)  # of the test split
-    patch.setattr(fitting, "evaluate", planted)
+    patch.setattr(fit, "evaluate", planted)
 
 
 def test_a_resumed_plateau_run_equals_the_uninterrupted_one(

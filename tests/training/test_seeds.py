@@ -59,15 +59,12 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("runs") / "a", calibrate="none")
 
 
-def test_probabilities_are_the_mean_of_those_of_the_seeds(joined: Run) -> None:
+def test_probabilities_are_the_mean_of_those_of_the_seeds_also_of_one_modality(joined: Run) -> None:
     model, parts = joined.model, members(joined.folder)
     shares = [logits(x, samples()).softmax(-1) for x in parts]
     assert not torch.allclose(shares[0], shares[1], atol=1e-3)  # the seeds differ
     torch.testing.assert_close(logits(model, samples()).softmax(-1), sum(shares) / 2)
     assert model.spec["encoders"]["a"]["name"] == "ensemble"  # trained, so kept apart
-
-
-def test_one_modality_alone_is_answered_by_the_heads_of_all_seeds(joined: Run) -> None:
     only_a = [{"a": samples(1)[0].values["a"]}]
     shares = [
         x.predict(only_a, fallback="unimodal")[0].probabilities for x in members(joined.folder)

@@ -62,7 +62,7 @@ def test_activations_are_recomputed_as_often_as_a_strategy_goes_backward(tmp_pat
     assert train([*run, "--out", str(tmp_path)]) == 0
 
 
-def test_recomputing_saves_activations() -> None:
+def test_recomputing_saves_activations_and_a_copy_reads_its_own_weights() -> None:
     def held(model: FusionModel) -> int:
         sizes, weights = [], {p.data_ptr() for p in model.parameters()}
 
@@ -77,15 +77,6 @@ def test_recomputing_saves_activations() -> None:
     plain, frugal = make(), make()
     save_memory_and_compile(frugal, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
     assert held(frugal) < 0.5 * held(plain)
-
-
-@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto"])
-def test_every_kind_of_network_has_blocks(model: str) -> None:
-    encoder = create_encoder("image", f"timm/{model}", pretrained=False)
-    assert sum(1 for _ in blocks(encoder)) >= 4
-
-
-def test_a_copied_encoder_recomputes_its_own_weights() -> None:
     model = make()
     save_memory_and_compile(model, from_tree(RunConfig, {"train": {"checkpointing": True}}).train)
     other = copy.deepcopy(model)
@@ -93,6 +84,12 @@ def test_a_copied_encoder_recomputes_its_own_weights() -> None:
     learn(other, [make_batch(4, 9)])
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "resnet10t", "convnext_atto"])
+def test_every_kind_of_network_has_blocks(model: str) -> None:
+    encoder = create_encoder("image", f"timm/{model}", pretrained=False)
+    assert sum(1 for _ in blocks(encoder)) >= 4
 
 
 def test_channels_last_learns_the_same() -> None:

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import read_yaml
 from fusionzoo.distributed import World
@@ -30,6 +29,7 @@ from fusionzoo.training import report
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.report import show_data
 from fusionzoo.training.tracker import Tracker
+from helpers.trainings import assert_same_run, weights
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
@@ -37,23 +37,6 @@ QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"
 
 def flags(out: Path, *more: str) -> list[str]:
     return [*QUICK, "--out", str(out), *more]
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-    found: dict[str, torch.Tensor] = state["objective"]
-    return found
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    ours, theirs = weights(first), weights(second)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert (first / "metrics.jsonl").read_text() == (second / "metrics.jsonl").read_text()
-    results = [json.loads((out / "metrics.json").read_text()) for out in (first, second)]
-    for part in ("train", "val", "test", "unimodal"):
-        assert results[0][part] == results[1][part]
 
 
 def script(*args: str, **settings: Any) -> subprocess.Popen[str]:
@@ -70,6 +53,19 @@ def finished(process: subprocess.Popen[str]) -> bool:
     return True
 
 
+def wait_for(running: subprocess.Popen[str], out: Path, lines: int = 1) -> None:
+    """Wait until the run has logged so many lines."""
+    log = out / "metrics.jsonl"
+    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < lines):
+        time.sleep(0.01)
+    assert running.poll() is None, "the run ended before it could be stopped"
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "metrics.json").read_text())
+    return found
+
+
 def test_a_run_leaves_what_the_design_promises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,26 +75,16 @@ def test_a_run_leaves_what_the_design_promises(
     assert train([*QUICK[:-2], "--out", str(out), "--train.epochs", "8", "--optim.lr", "5e-3"]) == 0
     for name in ("config.yaml", "metrics.jsonl", "model/config.json", "model/model.safetensors"):
         assert (out / name).is_file(), name
-    assert {x.name for x in (out / "checkpoints").iterdir()} == {
-        "best.pt",
-        "best-1.pt",
-        "last.pt",
-        "last-1.pt",
-    }
-    results = json.loads((out / "metrics.json").read_text())
+    saved = {x.name for x in (out / "checkpoints").iterdir()}
+    assert saved == {"best.pt", "best-1.pt", "last.pt", "last-1.pt"}
+    results = results_of(out)
     assert set(results) >= {"train", "val", "test", "unimodal", "throughput", "environment"}
     assert results["best_epoch"] == 8
     alone = [figures["accuracy"] for figures in results["unimodal"].values()]
     assert results["test"]["accuracy"] > max(alone) + 0.2  # xor: 1.0, and chance from one of them
     shown = capsys.readouterr().out
-    for part in (
-        "a alone",
-        "fusion: gmu",
-        "gain over",
-        "fusionzoo predict ",
-        "Learning-rate groups",
-    ):
-        assert part in shown
+    parts = ("a alone", "fusion: gmu", "gain over", "fusionzoo predict ", "Learning-rate groups")
+    assert [part for part in parts if part not in shown] == []
 
 
 def test_a_model_that_could_not_be_loaded_again_is_refused_before_its_first_step(
@@ -203,78 +189,46 @@ def test_a_recipe_serves_fewer_modalities_than_it_knows(
     assert "--encoders.d: the data has no modality 'd'" in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
-    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        assert train(flags(tmp_path / name, "--seed", seed, "--train.epochs", "2")) == 0
-    assert_same_run(tmp_path / "a", tmp_path / "b")
-    assert any(
-        not torch.equal(x, weights(tmp_path / "c")[n]) for n, x in weights(tmp_path / "a").items()
-    )
+def test_a_seed_fixes_a_run_and_workers_do_not_change_it(tmp_path: Path) -> None:
+    variants = {
+        "first": ["--seed", "1"],
+        "again": ["--seed", "1", "--train.num_workers", "2"],
+        "other": ["--seed", "2"],
+    }
+    for name, settings in variants.items():
+        assert train(flags(tmp_path / name, "--train.epochs", "2", *settings)) == 0
+    assert_same_run(tmp_path / "first", tmp_path / "again")
+    first, other = (weights(tmp_path / x) for x in ("first", "other"))
+    assert any(not torch.equal(x, other[name]) for name, x in first.items())
 
 
-def test_workers_do_not_change_a_run(tmp_path: Path) -> None:
-    for workers in ("0", "2"):
-        done = train(
-            flags(tmp_path / workers, "--train.epochs", "1", "--train.num_workers", workers)
-        )
-        assert done == 0
-    assert_same_run(tmp_path / "0", tmp_path / "2")
-
-
-def test_the_unimodal_heads_do_not_change_the_fusion(tmp_path: Path) -> None:
-    for heads in ("true", "false"):
-        assert train(flags(tmp_path / heads, "--train.epochs", "2", "--train.unimodal", heads)) == 0
-    ours, theirs = weights(tmp_path / "true"), weights(tmp_path / "false")
-    for name, tensor in theirs.items():
-        assert torch.equal(tensor, ours[name]), name
+KILLED = [pytest.param(x, signal.SIGKILL, marks=pytest.mark.slow) for x in ("qmf", "mmin")]
+KILLED += [pytest.param("late_stacking", signal.SIGKILL, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(
-    "fusion",
-    ["gmu", *(pytest.param(x, marks=pytest.mark.slow) for x in ("qmf", "mmin", "late_stacking"))],
+    ("fusion", "how"), [("gmu", signal.SIGKILL), ("gmu", signal.SIGTERM), *KILLED]
 )
-def test_a_killed_run_resumes_bit_for_bit(fusion: str, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_or_asked_to_stop_resumes_bit_for_bit(
+    fusion: str, how: signal.Signals, tmp_path: Path
+) -> None:
     long = ["--train.epochs", "24", "--train.save_every", "3", "--train.accumulate", "2"]
     long += ["--fusion.name", fusion, "--data.missing", "0.2"]
     assert train(flags(tmp_path / "whole", *long)) == 0
     cut = tmp_path / "cut"
-    running = script("train.py", *flags(cut, *long))
-    log = cut / "metrics.jsonl"
-    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 12):
-        time.sleep(0.01)
-    assert running.poll() is None, "the run ended before it could be killed"
-    running.kill()
-    running.communicate()
+    running = script("train.py", *flags(cut, *long), stdout=subprocess.PIPE)
+    wait_for(running, cut, 12)
+    running.send_signal(how)
+    shown, _ = running.communicate(timeout=60)
+    if how == signal.SIGTERM:
+        assert running.returncode == 75
+        assert "--resume" in shown
     assert not (cut / "metrics.json").exists()
     assert train(["--resume", "--out", str(cut)]) == 0
     assert_same_run(tmp_path / "whole", cut)
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_resumes(tmp_path: Path) -> None:
-    long = ["--train.epochs", "24"]
-    assert train(flags(tmp_path / "whole", *long)) == 0
-    cut = tmp_path / "cut"
-    running = script("train.py", *flags(cut, *long), stdout=subprocess.PIPE)
-    log = cut / "metrics.jsonl"
-    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 9):
-        time.sleep(0.01)
-    running.send_signal(signal.SIGTERM)
-    shown, _ = running.communicate(timeout=60)
-    assert running.returncode == 75
-    assert "--resume" in shown
-    assert train(["--resume", "--out", str(cut)]) == 0
-    assert_same_run(tmp_path / "whole", cut)
-
-
-def test_resuming_a_finished_run_reports_it_again(tmp_path: Path) -> None:
-    assert train(flags(tmp_path / "a", "--train.epochs", "1")) == 0
-    before = json.loads((tmp_path / "a" / "metrics.json").read_text())
-    assert train(["--resume", "--out", str(tmp_path / "a")]) == 0
-    after = json.loads((tmp_path / "a" / "metrics.json").read_text())
-    assert after["test"] == before["test"]
-
-
-def test_a_run_that_may_resume_starts_once_and_then_goes_on(
+def test_a_run_that_may_resume_starts_once_goes_on_and_is_reported_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = flags(tmp_path / "a", "--resume", "auto", "--train.epochs")
@@ -284,43 +238,21 @@ def test_a_run_that_may_resume_starts_once_and_then_goes_on(
     again = (tmp_path / "a" / "metrics.jsonl").read_text()
     assert again.startswith(first)
     assert len(again) > len(first)
+    before = results_of(tmp_path / "a")["test"]
+    assert train(["--resume", "--out", str(tmp_path / "a")]) == 0
+    assert results_of(tmp_path / "a")["test"] == before
     assert train([*QUICK, "--resume", "auto"]) == 2
     assert "--resume needs --out" in capsys.readouterr().err
 
 
-DEMANDING = ["--data.name", "digits", "--data.samples", "120", "--data.missing", "0.3"]
-DEMANDING += ["--fusion.name", "mbt", "--balance", "ogm_ge,modality_dropout", "--train.amp", "bf16"]
-DEMANDING += ["--optim.modality_lr.text", "2e-5", "--train.ema", "0.999", "--train.accumulate", "4"]
-DEMANDING += ["--train.batch_size", "4", "--train.epochs", "4"]
-for name in ("image", "audio"):  # narrow: a CPU takes its time with bfloat16
-    narrow = f"--encoders.{name}.channels [8,8,16,16] --encoders.{name}.stem_width 8"
-    DEMANDING += narrow.split()
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
-    long = [*DEMANDING, "--train.save_every", "4", "--dist.nproc", "2", "--train.log_every", "1"]
-    assert finished(script("train.py", *flags(tmp_path / "whole", *long)))
-    cut = tmp_path / "cut"
-    running = script("train.py", *flags(cut, *long), start_new_session=True)
-    log = cut / "metrics.jsonl"
-    while running.poll() is None and (not log.is_file() or log.read_text().count("\n") < 6):
-        time.sleep(0.01)
-    assert running.poll() is None, "the run ended before it could be killed"
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
-    resume = ["--resume", "--out", str(cut), "--dist.nproc", "2"]
-    assert finished(script("train.py", *resume))
-    assert_same_run(tmp_path / "whole", cut)
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.mark.slow
 def test_what_asks_the_launcher_to_stop_reaches_its_processes(tmp_path: Path) -> None:
     run = flags(tmp_path, "--train.epochs", "40", "--dist.nproc", "2")
     running = script("train.py", *run, stdout=subprocess.DEVNULL)
-    log = tmp_path / "metrics.jsonl"
-    while running.poll() is None and not (log.is_file() and log.read_text()):
-        time.sleep(0.01)
+    wait_for(running, tmp_path)
     running.send_signal(signal.SIGUSR1)  # tests/helpers/faults.py sends SIGTERM
     _, said = running.communicate(timeout=100)
     assert running.returncode == 75, said[-8000:]
@@ -330,25 +262,15 @@ def test_what_asks_the_launcher_to_stop_reaches_its_processes(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "start",
-    [
-        ["train.py", "--dist.nproc", "2"],
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "train.py"],
-    ],
-    ids=["nproc", "torchrun"],
-)
+@pytest.mark.parametrize("start", [["train.py", "--dist.nproc", "2"], [*TORCHRUN, "train.py"]])
 def test_processes_save_and_end_when_their_launcher_is_killed(
     start: list[str], tmp_path: Path
 ) -> None:
     split = start.index("train.py") + 1
     run = [*start[:split], *flags(tmp_path, "--train.epochs", "4000"), *start[split:]]
     running = script(*run, stdout=subprocess.DEVNULL)
-    log = tmp_path / "metrics.jsonl"
-    while running.poll() is None and not (log.is_file() and log.read_text()):
-        time.sleep(0.01)
-    note = json.loads((tmp_path / "lock.json").read_text())["processes"]
-    assert len(note) == 2
+    wait_for(running, tmp_path)
+    assert len(json.loads((tmp_path / "lock.json").read_text())["processes"]) == 2
     running.kill()
     _, said = running.communicate(timeout=100)  # until the last process has ended
     assert f"the launcher (process {running.pid}) is gone: stopping" in said
@@ -358,31 +280,17 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "start",
-    [
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "train.py"],
-        ["-m", "fusionzoo", "train", "--dist.nproc", "2"],
-    ],
-    ids=["torchrun", "own launcher"],
+    "start", [[*TORCHRUN, "train.py"], ["-m", "fusionzoo", "train", "--dist.nproc", "2"]]
 )
 def test_two_processes_train_and_one_of_them_writes(start: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "two"
-    done = script(
-        *start,
-        *flags(out, "--train.epochs", "12", "--train.batch_size", "16", "--optim.lr", "5e-3"),
-    )
-    _, said = done.communicate(timeout=300)
-    assert done.returncode == 0, said[-8000:]
-    results = json.loads((out / "metrics.json").read_text())
-    assert results["environment"]["processes"] == 2
-    assert results["test"]["accuracy"] > 0.9
-    one = tmp_path / "one"
-    assert (
-        train(flags(one, "--train.epochs", "12", "--train.batch_size", "32", "--optim.lr", "5e-3"))
-        == 0
-    )
-    single = json.loads((one / "metrics.json").read_text())
-    assert abs(single["test"]["accuracy"] - results["test"]["accuracy"]) < 0.1
+    quick = ["--train.epochs", "12", "--optim.lr", "5e-3", "--train.batch_size"]
+    assert finished(script(*start, *flags(tmp_path / "two", *quick, "16")))
+    two = results_of(tmp_path / "two")
+    assert two["environment"]["processes"] == 2
+    assert two["test"]["accuracy"] > 0.9
+    assert train(flags(tmp_path / "one", *quick, "32")) == 0
+    one = results_of(tmp_path / "one")
+    assert abs(one["test"]["accuracy"] - two["test"]["accuracy"]) < 0.1
 
 
 @pytest.mark.slow
@@ -397,31 +305,8 @@ def test_processes_meet_by_address_or_file(method: str, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    for one in ranks:
-        _, said = one.communicate(timeout=200)
-        assert one.returncode == 0, said[-8000:]
+    assert all(map(finished, ranks))
     assert (tmp_path / "run" / "metrics.json").is_file()
-
-
-def test_embeddings_hold_every_sample_once_and_match_the_model(tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "e.parquet"
-    assert train(flags(run, "--train.epochs", "1", "--data.missing", "0.3")) == 0
-    assert embed(["--model", str(run), "--split", "test", "--out", str(out)]) == 0
-    table = pq.read_table(out)
-    data = fusionzoo.create_dataset("interactions", samples=300, missing=0.3).split("test")
-    assert sorted(table["id"].to_pylist()) == sorted(data.ids)
-    about = json.loads(table.schema.metadata[b"fusionzoo"])
-    assert about["model"] == str(run)
-    assert about["data"]["name"] == "interactions"
-    model = fusionzoo.load(run)
-    for row in range(len(data)):
-        at = table["id"].to_pylist().index(data.ids[row])
-        wanted = model.embed([data[row]])
-        for name, vectors in wanted.items():
-            found = torch.tensor(table[name][at].as_py())
-            torch.testing.assert_close(found, vectors[0], rtol=1e-5, atol=1e-5)
-        assert table["present_a"][at].as_py() == bool(data.present[row, 0])
-        assert table["target"][at].as_py() == data.labels[row]
 
 
 @pytest.mark.slow
@@ -429,11 +314,8 @@ def test_two_processes_embed_the_same_rows_as_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train(flags(run, "--train.epochs", "1")) == 0
     assert embed(["--model", str(run), "--out", str(tmp_path / "one.parquet")]) == 0
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = script(
-        *launcher, "embed.py", "--model", str(run), "--out", str(tmp_path / "two.parquet")
-    )
-    assert finished(done)
+    command = ["embed.py", "--model", str(run), "--out", str(tmp_path / "two.parquet")]
+    assert finished(script(*TORCHRUN, *command))
     one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
     assert len(one) == 300
     assert two["id"].equals(one["id"])
@@ -459,65 +341,37 @@ MANIFEST = "id,split,target,text\n1,train,x,one\n2,train,y,two\n3,val,x,three\n4
 TEXT = ["--data.name", "manifest", "--encoders.text.name", "chars"]
 
 
+MISTAKES = [
+    ("--fusion.name concta", "unknown fusion 'concta'. Did you mean 'concat'?"),
+    ("--fusion.nam concat", "has no setting 'nam'. Did you mean 'name'?"),
+    ("--train.epoch 3", "unknown setting --train.epoch. Did you mean '--train.epochs'"),
+    ("--fusion.ranks 3", "fusion 'gmu' has no setting 'ranks'"),
+    ("--data.columns.text txt", "no column 'txt' for --data.columns.text. Did you mean 'text'"),
+    ("--encoders.txt.name chars", "the data has no modality 'txt'. Did you mean 'text'?"),
+    ("--optim.modality_lr.image 1", "the model has no modality 'image'"),
+    ("--data.name manifst", "'manifst' is neither a file, nor a folder, nor the name of a data"),
+    ("--device gpu", "--device 'gpu' is none"),
+    ("--dist.strategy dp", "splits a batch over several GPUs"),
+]
+WRONG_TABLES = [
+    ("3,val,x", "3,val,z", "row 4, sample '3' (split 'val') has the label 'z'"),
+    ("test,y", "train,y", "split 'test' is empty"),
+    ("target", "label", "has no column 'target': --target names the"),
+    ("text\n1,train,x,one", "image\n1,train,x,one.png", "row 2, sample '1': image"),
+]
+
+
 @pytest.mark.parametrize(
     ("manifest", "args", "says"),
-    [
-        (MANIFEST, ["--fusion.name", "concta"], "unknown fusion 'concta'. Did you mean 'concat'?"),
-        (MANIFEST, ["--fusion.nam", "concat"], "has no setting 'nam'. Did you mean 'name'?"),
-        (
-            MANIFEST,
-            ["--train.epoch", "3"],
-            "unknown setting --train.epoch. Did you mean '--train.epochs'",
-        ),
-        (MANIFEST, ["--fusion.ranks", "3"], "fusion 'gmu' has no setting 'ranks'"),
-        (MANIFEST, ["--data.colums.text", "t"], "has no setting 'colums'. Did you mean 'columns'?"),
-        (
-            MANIFEST,
-            ["--data.columns.text", "txt"],
-            "no column 'txt' for --data.columns.text. Did you mean 'text'",
-        ),
-        (
-            MANIFEST,
-            ["--encoders.txt.name", "chars"],
-            "the data has no modality 'txt'. Did you mean 'text'?",
-        ),
-        (
-            MANIFEST,
-            ["--encoders.text.name", "char"],
-            "unknown encoder 'char'. Did you mean 'chars'?",
-        ),
-        (MANIFEST, ["--optim.modality_lr.image", "1"], "the model has no modality 'image'"),
-        (
-            MANIFEST,
-            ["--data.name", "manifst"],
-            "data='manifst' is neither a file, nor a folder, nor the name of a data set. Did you",
-        ),
-        (MANIFEST, ["--device", "gpu"], "--device 'gpu' is none"),
-        (MANIFEST, ["--dist.strategy", "dp"], "splits a batch over several GPUs"),
-        (
-            MANIFEST.replace("3,val,x", "3,val,z"),
-            [],
-            "row 4, sample '3' (split 'val') has the label 'z'",
-        ),
-        (MANIFEST.replace("test,y", "train,y"), [], "split 'test' is empty"),
-        (MANIFEST.replace("target", "label"), [], "has no column 'target': --target names the"),
-        (
-            MANIFEST.replace("text", "image").replace("one", "one.png"),
-            [],
-            "row 2, sample '1': image",
-        ),
-    ],
+    [(MANIFEST, args, says) for args, says in MISTAKES]
+    + [(MANIFEST.replace(old, new), "", says) for old, new, says in WRONG_TABLES],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    manifest: str,
-    args: list[str],
-    says: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    manifest: str, args: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "m.csv").write_text(manifest)
     root = ["--data.root", str(tmp_path / "m.csv"), "--out", str(tmp_path / "out")]
-    assert train([*TEXT, *root, *args]) == 2
+    assert train([*TEXT, *root, *args.split()]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert says in said
@@ -526,15 +380,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 SETTINGS = [
-    "--train.amp bf16",
     "--optim.name sgd --optim.lr 0.1",
-    "--train.sampler class_weighted",
     "--train.group_by length",
     "--train.group_by target",
     "--train.max_steps 3",
     "--train.patience 1",
     "--objective.label_smoothing 0.1 --optim.schedule step",
-    "--encoders.a.name vector/identity",
     "--encoders.a.freeze all --encoders.a.init orthogonal",
     "--train.log_every 1 --optim.clip null",
     "--optim.name lion --optim.modality_schedule.a linear --optim.layer_decay.fusion 0.5",

@@ -23,16 +23,9 @@ DATA = {"name": "interactions", "samples": 300}
 
 
 def run(out: Path, trials: int = 4, *, data: Any = None, resume: Any = False, **train: Any) -> Run:
-    settings = {"epochs": 2, "trials": trials, **train}
-    return fusionzoo.train(
-        data or DATA,
-        out=out,
-        log="none",
-        device="cpu",
-        fusion="concat",
-        train=settings,
-        resume=resume,
-    )
+    train = {"epochs": 2, "trials": trials, **train}
+    fixed: dict[str, Any] = {"log": "none", "device": "cpu", "fusion": "concat"}
+    return fusionzoo.train(data or DATA, out=out, train=train, resume=resume, **fixed)
 
 
 def finished(folder: Path) -> list[dict[str, Any]]:
@@ -51,13 +44,11 @@ def test_the_best_of_several_rates_and_seeds_by_validation_is_kept(
     best = max(trials, key=lambda x: x["rank"])
     assert len({x["figure"] for x in trials}) > 1  # there was something to choose
     assert result.metrics["val"]["accuracy"] == best["figure"]
-    settings = yaml.safe_load(
-        (tmp_path / "a" / "trials" / str(trials.index(best) + 1) / "config.yaml").read_text()
-    )
+    folder = tmp_path / "a" / "trials" / str(trials.index(best) + 1)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["optim"]["lr"] == pytest.approx(best["factor"] * 1e-3)
-    assert fusionzoo.evaluate(result, DATA)["accuracy"] == pytest.approx(
-        result.metrics["test"]["accuracy"]
-    )
+    measured = result.metrics["test"]["accuracy"]
+    assert fusionzoo.evaluate(result, DATA)["accuracy"] == pytest.approx(measured)
     models = [x.parent.name for x in (tmp_path / "a" / "trials").glob("*/model")]
     assert models == [str(trials.index(best) + 1)]  # the others' weights are gone
     assert said.count("Test split") == 1
@@ -98,7 +89,7 @@ def opened(folder: Path, *trials: Trial, **optim: Any) -> Trials:
     return result
 
 
-def test_every_learning_rate_is_scaled_and_no_other_setting(tmp_path: Path) -> None:
+def test_a_trial_scales_every_rate_and_begins_if_the_longest_would_fit(tmp_path: Path) -> None:
     rates: dict[str, Any] = {"lr": 0.1, "modality_lr": {"image": 0.4}}
     tried = opened(tmp_path, trial(1, 0.5), trial(1 / 3, 0.6), trial(3, 0.7), **rates)
     optim = tried.settings().optim
@@ -106,9 +97,6 @@ def test_every_learning_rate_is_scaled_and_no_other_setting(tmp_path: Path) -> N
     assert optim.modality_lr == pytest.approx({"image": 1.2})
     assert tried.settings().seed == 1
     assert tried.settings().train == TrainConfig(trials=1, time_limit=60)
-
-
-def test_another_trial_begins_only_if_the_longest_so_far_would_fit(tmp_path: Path) -> None:
     assert opened(tmp_path).obstacle(-1) == ""
     tried = opened(tmp_path, trial(1, 0.5, seconds=20), trial(1 / 3, 0.6, seconds=10))
     assert tried.obstacle(21) == ""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +18,6 @@ from fusionzoo.training.freezing import Unfreezing
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
-
-ROOT = Path(__file__).parents[2]
 
 
 def make(**optim: Any) -> Trainer:
@@ -95,15 +90,12 @@ def test_layers_thaw_one_after_another_from_the_last_one_down() -> None:
     assert all(module.training for module in text.modules())
 
 
-def test_both_settings_together_count_from_the_epoch() -> None:
+def test_both_settings_count_from_the_epoch_and_what_is_frozen_for_good_stays_so() -> None:
     trainer = make(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
     top = list(trainer.module.model.encoders["image"].parameters())[-1]
     first = next(trainer.module.model.encoders["image"].parameters())
     assert trainer.freeze_plan.unfreezing.span([top]) == [3, 3]
     assert trainer.freeze_plan.unfreezing.span([first, top]) == [3, 7]  # five layers
-
-
-def test_what_is_frozen_for_good_stays_so() -> None:
     encoders = {"text": {"name": "chars", "num_layers": 3, "freeze": "all_but_last_2"}}
     model = create_model("concat", encoders, 3)
     text = model.encoders["text"]
@@ -124,19 +116,6 @@ def test_what_is_frozen_for_good_stays_so() -> None:
 def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
     with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run ends after 12"):
         make(**{setting: {"text": 12}})
-
-
-@pytest.mark.slow
-def test_two_processes_leave_what_rests_as_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "train.py", "--data.name", "interactions", "--data.samples", "200"]
-    command += ["--train.epochs", "2", "--optim.unfreeze_at_epoch.a", "1", "--dist.nproc", "2"]
-    command += ["--log", "none", "--out", str(tmp_path), "--data.missing", "0.3"]
-    command += ["--train.save_every", "1", "--optim.gradual_unfreeze.b", "1"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "epoch 1" in done.stdout
 
 
 def held_bytes(trainer: Trainer, epoch: float) -> int:

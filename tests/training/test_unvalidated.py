@@ -41,7 +41,7 @@ def test_a_tenth_of_train_validates_where_the_data_has_no_such_split(tmp_path: P
     assert again["accuracy"] == pytest.approx(result.metrics["test"]["accuracy"])
 
 
-def test_groups_and_shares_of_classes_are_kept_and_test_stays() -> None:
+def test_groups_and_shares_of_classes_are_kept_and_statistics_are_those_of_train() -> None:
     before, data = create_dataset(TABLE, kinds=KINDS), create_dataset(TABLE, kinds=KINDS)
     held_out = data.hold_out(0.25)
     assert before.ids == held_out.ids
@@ -52,9 +52,6 @@ def test_groups_and_shares_of_classes_are_kept_and_test_stays() -> None:
     assert len({*held_out.split("val").labels}) == 3
     assert held_out.split_names == data.hold_out(0.25).split_names
     assert "25 % of train held out" in held_out.provenance.split_rule
-
-
-def test_statistics_of_a_target_are_those_of_what_is_still_trained_on() -> None:
     table = {**TABLE, "target": [float(number) for number in range(120)]}
     data = create_dataset(table, kinds=KINDS, targets={"target": "regression"}).hold_out(0.5)
     assert data.scheme is not None

@@ -84,9 +84,6 @@ def test_another_process_finds_what_a_plugin_registers(tmp_path: Path) -> None:
     assert Strategy("ogm_ge").reference == "ogm_ge"
 
 
-# ---- broken ones
-
-
 class Sound(Balance):
     """Adds the squares of each modality's features; each mutant breaks a line of it."""
 

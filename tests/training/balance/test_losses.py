@@ -45,7 +45,7 @@ def dropped(present: torch.Tensor, rate: Any, rows: torch.Tensor, epoch: float =
     return one.edit_batch(batch, rows, StepContext(0, epoch)).present
 
 
-def test_each_modality_stays_as_often_as_redrawing_says() -> None:
+def test_each_modality_stays_as_often_as_redrawing_says_by_sample_and_epoch() -> None:
     count = 20000
     for modalities, q in ((3, 0.5), (2, 0.3)):
         every = torch.ones(count, modalities, dtype=torch.bool)
@@ -54,9 +54,6 @@ def test_each_modality_stays_as_often_as_redrawing_says() -> None:
         error = math.sqrt(wanted * (1 - wanted) / count)
         assert kept.any(1).all()
         assert ((kept.double().mean(0) - wanted).abs() < 4 * error).all()
-
-
-def test_dropout_never_resurrects_and_depends_on_sample_and_epoch_alone() -> None:
     draw = torch.Generator().manual_seed(0)
     present = torch.rand(500, 3, generator=draw) < 0.6
     rows = torch.randperm(500, generator=draw)
@@ -234,7 +231,7 @@ def test_correlations_are_the_classical_ones_and_ignore_invertible_maps() -> Non
     assert correlator(1e-3).correlation(x, y) < one.correlation(x, y)
 
 
-def test_correlation_has_gradients_where_singular_values_repeat_and_none_with_few_rows() -> None:
+def test_correlation_has_gradients_where_values_repeat_and_is_nan_where_not_finite() -> None:
     x = torch.randn(10, 3).double().requires_grad_()
     one = correlator(1e-3)
     one.correlation(x, x * 1.0).backward()
@@ -244,9 +241,6 @@ def test_correlation_has_gradients_where_singular_values_repeat_and_none_with_fe
     few = one.correlation(x[:3], x[:3])
     close(few, 0.0)
     assert few.requires_grad
-
-
-def test_cca_of_what_is_not_finite_is_nan_and_no_error() -> None:
     x = torch.randn(9, 3)
     x[4, 1] = torch.inf
     assert correlator(0.0).correlation(x, torch.randn(9, 3)).isnan()
@@ -264,7 +258,7 @@ def test_cca_takes_the_rows_that_have_both() -> None:
 # ---- gblend
 
 
-def test_blending_weights_are_the_best_there_are() -> None:
+def test_blending_weights_are_the_best_there_are_for_the_fusion_and_each_head() -> None:
     draw = torch.Generator().manual_seed(0)
     gains, overfits = torch.rand(2, 4, generator=draw).double() + 0.2
 
@@ -282,9 +276,6 @@ def test_blending_weights_are_the_best_there_are() -> None:
     close(floored, [4 / 5, 1 / 5])
     for order in permutations(range(4)):
         close(blend(gains[list(order)], overfits[list(order)], 0.01), found[list(order)])
-
-
-def test_blending_weighs_the_fusion_and_each_head() -> None:
     objective = make_objective("gblend")
     one, seen = only(objective), see(objective, make_batch())
     assert isinstance(one, GBlend)

@@ -42,16 +42,15 @@ def test_aligned_prefixes_are_cut_and_scaled_to_unit_length() -> None:
     assert sum(name.endswith("/2") for name in terms) == len(strategy.pairs) == 3
 
 
+FUSED, ALIGNED = {"matryoshka": {"sizes": [2, 4]}}, {"contrastive_align": {"prefixes": [2, 4]}}
+
+
 @pytest.mark.parametrize(
     ("balance", "has_target", "expected"),
     [
-        ("", True, {"matryoshka": {"sizes": [2, 4]}}),
-        ("contrastive_align", False, {"contrastive_align": {"prefixes": [2, 4]}}),
-        (
-            ["contrastive_align", "ogm_ge"],
-            True,
-            {"matryoshka": {"sizes": [2, 4]}, "contrastive_align": {"prefixes": [2, 4]}},
-        ),
+        ("", True, FUSED),
+        ("contrastive_align", False, ALIGNED),
+        (["contrastive_align", "ogm_ge"], True, {**FUSED, **ALIGNED}),
     ],
 )
 def test_the_flag_sets_up_the_strategies(

@@ -38,7 +38,7 @@ def features(tokens: list[list[float]]) -> Features:
     return Features(values, mask, torch.tensor(sums)[:, None])
 
 
-def test_vectors_and_tokens_at_the_same_place_are_mixed_and_lone_ones_stay_whole() -> None:
+def test_vectors_and_tokens_at_the_same_place_are_mixed_or_vectors_alone() -> None:
     x = features([[1.0, 2.0, 3.0], [10.0], [], [4.0]])
     partner = partner_features(x, 3, torch.tensor([1, 0, 1, 2]), World())
     mixed = mix(x, partner, torch.tensor([0.75, 0.75, 0.75, 0.75]), with_tokens=True)
@@ -50,9 +50,6 @@ def test_vectors_and_tokens_at_the_same_place_are_mixed_and_lone_ones_stay_whole
     assert not mixed.mask[2].any()
     assert mixed.tokens[3, 0, 0] == 4.0
     assert mixed.pooled[3, 0] == 4.0
-
-
-def test_without_tokens_only_vectors_are_mixed() -> None:
     x = features([[1.0, 2.0], [10.0]])
     partner = partner_features(x, 0, torch.tensor([1, 0]), World())
     assert partner.tokens.shape == (2, 1, 1)

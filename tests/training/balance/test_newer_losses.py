@@ -192,17 +192,14 @@ def test_the_average_teacher_follows_the_fusion_and_a_loaded_one_stays(tmp_path:
     make_trainer(loaded).step([make_batch()], StepContext())
     assert not [name for name in loaded.state_dict() if "teacher" in name or "loaded" in name]
     with pytest.raises(FusionZooError, match=r"has modalities .*, the model"):
-        make_objective(
-            "subset_distill",
-            {"teacher": str(tmp_path / "teacher")},
-            model=make_model("mean", {"image": 5, "text": 7}),
-        )
+        two = make_model("mean", {"image": 5, "text": 7})
+        make_objective("subset_distill", {"teacher": str(tmp_path / "teacher")}, model=two)
 
 
 # ---- more_fewer
 
 
-def test_only_rows_that_more_modalities_make_worse_are_penalised() -> None:
+def test_only_rows_that_more_modalities_make_worse_are_penalised_or_less_sure() -> None:
     settings = {"stop_subset": False}
     objective = make_objective("more_fewer", settings, model=make_model("mean"))
     one: Any = only(objective)
@@ -220,9 +217,6 @@ def test_only_rows_that_more_modalities_make_worse_are_penalised() -> None:
     kept: Any = only(make_objective("more_fewer", model=make_model("mean")))
     loss = kept.violation(fewer, more, context)[0].sum()
     assert torch.autograd.grad(loss, fewer, allow_unused=True) == (None,)
-
-
-def test_confidence_leaves_out_rows_that_only_the_subset_gets_right() -> None:
     one: Any = only(make_objective("more_fewer", {"on": "confidence"}, model=make_model("mean")))
     logits = torch.eye(CLASSES).double()
     context = StepContext(batch=Batch([], {}, torch.ones(2, 3).bool(), torch.tensor([0, 1])))
@@ -261,7 +255,7 @@ def test_a_chain_adds_one_modality_at_a_time_and_averages_its_steps() -> None:
 # ---- opm
 
 
-def test_the_modality_that_lags_most_is_never_hidden() -> None:
+def test_the_leader_is_hidden_as_often_as_its_rate_says_and_who_lags_most_never() -> None:
     draw = torch.Generator().manual_seed(0)
     for _ in range(200):
         sums = torch.stack([torch.rand(4, generator=draw), torch.ones(4)]).double()
@@ -274,9 +268,6 @@ def test_the_modality_that_lags_most_is_never_hidden() -> None:
     close(hiding_rates(equal, 0.5, 0.5), [0, 0])
     alone = torch.tensor([[0.9, 0.0], [1.0, 0.0]]).double()
     close(hiding_rates(alone, 0.5, 0.5), [0, 0])
-
-
-def test_the_leader_is_hidden_as_often_as_its_rate_says() -> None:
     count = 20000
     one = build("opm", count, 2, start=0.0, steps=1.0)
     one.sums[0] = torch.tensor([[0.9, 0.3], [1.0, 1.0]])
@@ -303,7 +294,7 @@ def weighed(one: Any, losses: dict[str, torch.Tensor], rows: float = 3.0) -> tor
     return torch.stack([mean.value for mean in one.weigh(means).values()]).sum()
 
 
-def test_at_the_optimum_the_model_learns_the_mean_of_logarithms() -> None:
+def test_losses_are_weighed_by_their_s_which_at_the_optimum_is_the_logarithm() -> None:
     one = build("uncertainty", free_main=True).double()
     losses = {name: torch.tensor(x).double() for name, x in (("", 0.7), ("a", 1.9), ("b", 0.2))}
     leaves = {name: x.clone().requires_grad_() for name, x in losses.items()}
@@ -317,9 +308,6 @@ def test_at_the_optimum_the_model_learns_the_mean_of_logarithms() -> None:
     for name, leaf in leaves.items():
         close(leaf.grad, 0.5 / losses[name])
     close(list(one.weights(["a"]).values()), [1 / 3.8], 1e-6)
-
-
-def test_the_fusion_keeps_its_weight_and_a_loss_without_rows_its_s() -> None:
     one = build("uncertainty").double()
     losses = {"": torch.tensor(2.0).double(), "a": torch.tensor(0.5).double()}
     with torch.no_grad():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusionzoo.structures import Features, StepContext
+from fusionzoo.structures import Features, StepContext, keep_only
 from fusionzoo.training.balance.mmpareto import weigh
 from fusionzoo.training.balance.ogm_ge import damping
 from fusionzoo.training.balance.pmr import PMR, distances, lag
@@ -39,13 +38,7 @@ Gradients = dict[str, torch.Tensor]
 def step_gradients(objective: Objective, steps: int = 1, absent: Any = ()) -> Gradients:
     """What gradient descent at rate 1 changes in the last of some steps."""
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
-    optim = {
-        "name": "sgd",
-        "lr": 1.0,
-        "settings": {"momentum": 0},
-        "weight_decay": 0.0,
-        "clip": None,
-    }
+    optim = {"name": "sgd", "lr": 1.0, "settings": {"momentum": 0}, "weight_decay": 0, "clip": None}
     trainer = make_trainer(objective, {"optim": optim})
     for step in range(steps):
         before = {n: p.detach().clone() for n, p in objective.model.named_parameters()}
@@ -111,10 +104,8 @@ def test_the_encoder_that_is_ahead_gets_its_gradient_times_kappa_and_the_fusion_
 def test_noise_has_the_spread_of_the_gradient_and_no_mean() -> None:
     plain = step_gradients(make_objective(model=make_model("mean")))
     objective = make_objective("ogm_ge", {"alpha": 0.0}, model=make_model("mean"))
-    one, names = (
-        only(objective),
-        {n: list(e.parameters()) for n, e in objective.model.encoders.items()},
-    )
+    one = only(objective)
+    names = {n: list(e.parameters()) for n, e in objective.model.encoders.items()}
     key = "encoders.text.net.1.weight"
     weight = objective.model.get_parameter(key)
     draws, times = [], 400
@@ -133,14 +124,8 @@ def test_noise_has_the_spread_of_the_gradient_and_no_mean() -> None:
 # ---- agm
 
 
-def coalition(
-    objective: Objective, features: Mapping[str, Features], some: set[str]
-) -> torch.Tensor:
-    kept = {
-        n: x if n in some else x._replace(mask=torch.zeros_like(x.mask))
-        for n, x in features.items()
-    }
-    return objective.model.fusion(kept).logits
+def coalition(objective: Objective, features: dict[str, Features], some: set[str]) -> torch.Tensor:
+    return objective.model.fusion(keep_only(features, *some)).logits
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -155,7 +140,7 @@ def test_shapley_shares_add_up_to_the_logits(count: int) -> None:
     assert (shares.masked_select(~seen.batch.present[..., None]) == 0).all()
 
 
-def test_shapley_shares_are_the_means_over_all_orders() -> None:
+def test_shapley_shares_are_the_means_over_all_orders_and_terms_of_a_sum() -> None:
     objective = make_objective("agm").eval()
     seen = see(objective, make_batch([]))
     wanted = torch.zeros(ROWS, 3, CLASSES).double()
@@ -165,18 +150,13 @@ def test_shapley_shares_are_the_means_over_all_orders() -> None:
             after = coalition(objective, seen.features, set(order[: place + 1]))
             wanted[:, list(WIDTHS).index(name)] += (after - before) / 6
     close(only(objective).shapley(seen), wanted)  # type: ignore[operator]
-
-
-def test_in_an_additive_fusion_a_share_is_the_modality_s_own_term() -> None:
     objective = make_objective("agm", model=make_model("sum")).eval()
     fusion: Any = objective.model.fusion
     seen = see(objective, make_batch([]))
     shares: Any = only(objective).shapley(seen)  # type: ignore[operator]
+    nothing = coalition(objective, seen.features, set())
     for m, name in enumerate(WIDTHS):
-        term = coalition(objective, seen.features, {name}) - coalition(
-            objective, seen.features, set()
-        )
-        close(shares[:, m], term)
+        close(shares[:, m], coalition(objective, seen.features, {name}) - nothing)
     assert (fusion.null == 0).all()
 
 
@@ -222,13 +202,11 @@ def test_the_gradient_of_each_share_is_scaled_and_the_answer_is_not() -> None:
         kappa.append(math.exp(min(ran - r, 10)))
     assert max(abs(k - 1) for k in kappa) > 0.05
     parameters = [p for p in objective.model.parameters() if p.requires_grad]
-    ours = torch.autograd.grad(
-        criterion(answer.logits, TARGETS).mean(), parameters, retain_graph=True
-    )
+    loss = criterion(answer.logits, TARGETS).mean()
+    ours = torch.autograd.grad(loss, parameters, retain_graph=True)
     nothing = coalition(objective, seen.features, set())
-    mixed = nothing + sum(
-        k * shares[:, m] + (1 - k) * shares[:, m].detach() for m, k in enumerate(kappa)
-    )
+    parts = [k * shares[:, m] + (1 - k) * shares[:, m].detach() for m, k in enumerate(kappa)]
+    mixed = nothing + sum(parts)
     wanted = torch.autograd.grad(criterion(mixed, TARGETS).mean(), parameters)
     for x, y in zip(ours, wanted, strict=True):
         close(x, y)
@@ -259,7 +237,7 @@ def test_prototypes_are_class_means_with_momentum_whatever_the_batches() -> None
     assert one.known_text.all()
 
 
-def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
+def test_the_modality_that_lags_gets_a_prototype_loss_and_equal_ones_nothing() -> None:
     objective = make_objective("pmr", {"alpha": 0.5})
     one: Any = only(objective)
     batch = make_batch([(0, 1), (5, 0)])
@@ -272,12 +250,7 @@ def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
     for m, name in enumerate(WIDTHS):
         rows = [r for r in range(ROWS) if batch.present[r, m]]
         x, c = seen.features[name].pooled, one.get_buffer(f"prototypes_{name}")
-        logits = torch.stack(
-            [
-                torch.stack([-(((x[r] - c[k]) ** 2).sum() + 1e-6).sqrt() for k in range(CLASSES)])
-                for r in rows
-            ]
-        )
+        logits = -((x[rows, None] - c).square().sum(-1) + 1e-6).sqrt()
         losses.append(F.cross_entropy(logits, TARGETS[rows]))
         scores.append(logits.softmax(1)[range(len(rows)), TARGETS[rows]].mean())
     terms, chances = one.extra_losses(seen), [x.item() for x in scores]
@@ -289,9 +262,6 @@ def test_the_modality_that_lags_gets_a_prototype_loss() -> None:
         close(mean(terms[f"pmr/{name}"]), weight * losses[m])
     assert max(weights) > 0
     assert min(weights) == 0
-
-
-def test_equal_modalities_get_nothing_and_a_prototype_itself_has_a_gradient() -> None:
     close(lag(torch.tensor([[3.0, 3.0, 3.0], [4.0, 4.0, 4.0]])), [0.0] * 3)
     close(lag(torch.tensor([[3.0, 0.0], [4.0, 0.0]])), [0.0] * 2)
     centres = torch.randn(3, 4).double()
@@ -308,9 +278,7 @@ def test_equal_modalities_get_nothing_and_a_prototype_itself_has_a_gradient() ->
 # ---- mmpareto
 
 
-def pair(
-    cosine: float, lengths: tuple[float, float]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def pair(cosine: float, lengths: tuple[float, float]) -> tuple[list[Any], list[Any]]:
     draw = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(10, 2, generator=draw).double())[0]
     joint = lengths[0] * basis[:, 0]
@@ -322,12 +290,16 @@ def flat(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([x.reshape(-1) for x in parts])
 
 
-def test_gradients_that_agree_are_added() -> None:
+def test_gradients_that_agree_are_added_and_one_of_zero_leaves_the_other() -> None:
     joint, own = pair(0.3, (2.0, 0.5))
     one = only(make_objective("mmpareto", {"gamma": 1.0}))
     close(flat(one.combine_gradients(joint, own)), flat(joint) + flat(own))
     gamma = only(make_objective("mmpareto"))
     close(flat(gamma.combine_gradients(joint, own)), 1.5 * (flat(joint) + flat(own)))
+    nothing = [torch.zeros_like(x) for x in joint]
+    close(flat(one.combine_gradients(joint, nothing)), flat(joint))
+    close(flat(one.combine_gradients(nothing, joint)), flat(joint))
+    close(flat(one.combine_gradients(nothing, nothing)), flat(nothing))
 
 
 @pytest.mark.parametrize("lengths", [(1.0, 1.0), (2.0, 1.5), (1.0, 20.0)])
@@ -352,15 +324,6 @@ def test_gradients_that_conflict_make_a_direction_that_hurts_neither(
     doubled = only(make_objective("mmpareto", {"gamma": 1.0}))
     scaled = doubled.combine_gradients([8 * x for x in joint], [8 * x for x in own])
     close(flat(scaled), 8 * found)
-
-
-def test_a_gradient_of_zero_leaves_the_other_as_it_is() -> None:
-    joint, _ = pair(0.3, (2.0, 0.5))
-    nothing = [torch.zeros_like(x) for x in joint]
-    one = only(make_objective("mmpareto", {"gamma": 1.0}))
-    close(flat(one.combine_gradients(joint, nothing)), flat(joint))
-    close(flat(one.combine_gradients(nothing, joint)), flat(joint))
-    close(flat(one.combine_gradients(nothing, nothing)), flat(nothing))
 
 
 def test_encoders_without_conflict_learn_as_with_auxiliary_losses() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusionzoo.structures import StepContext
+from fusionzoo.structures import StepContext, keep_only
 from fusionzoo.training.balance import LossTerm
 from fusionzoo.training.balance.mla import shrink
 from fusionzoo.training.trainer import Trainer
@@ -92,13 +92,7 @@ def test_in_a_turn_nothing_moves_that_belongs_to_the_other_modalities(joint: boo
 
 
 def test_the_head_learns_along_the_projection_of_its_gradient() -> None:
-    optim = {
-        "name": "sgd",
-        "lr": 1.0,
-        "settings": {"momentum": 0},
-        "weight_decay": 0.0,
-        "clip": None,
-    }
+    optim = {"name": "sgd", "lr": 1.0, "settings": {"momentum": 0}, "weight_decay": 0, "clip": None}
     objective = make_objective("mla", {"alpha": 0.2}, model=make_model("mean"))
     objective.criterion = criterion  # type: ignore[method-assign, assignment]
     trainer = make_trainer(objective, {"optim": optim})
@@ -136,11 +130,7 @@ def boosted(context: StepContext, **settings: Any) -> tuple[Any, Any, LossTerm]:
 
 
 def alone(objective: Any, seen: Any, name: str) -> torch.Tensor:
-    kept = {
-        n: x if n == name else x._replace(mask=torch.zeros_like(x.mask))
-        for n, x in seen.features.items()
-    }
-    return objective.model.fusion(kept).logits
+    return objective.model.fusion(keep_only(seen.features, name)).logits
 
 
 @pytest.mark.parametrize("epoch", [0.0, 2.5, 5.0])
@@ -157,9 +147,8 @@ def test_a_stage_learns_what_the_others_get_wrong(epoch: float) -> None:
         if not present[row, m]:
             assert not term.mask[row]
             continue
-        rest = sum(
-            (z[n][row] for n in range(3) if n != m and present[row, n]), torch.zeros(CLASSES)
-        )
+        others = [z[n][row] for n in range(3) if n != m and present[row, n]]
+        rest = sum(others, torch.zeros(CLASSES))
         factor = 5 - 1 * rest.softmax(0)[TARGETS[row]]
         wanted = -factor * z[m][row].log_softmax(0)[TARGETS[row]] / CLASSES
         before = (stage - 1) % 3
@@ -189,8 +178,7 @@ def test_a_confident_rest_changes_the_weight_by_lambda2() -> None:
     for right in (True, False):
         for name in ("text", "audio"):
             heads[name].weight.data.zero_()
-            heads[name].bias.data.zero_()
-            heads[name].bias.data[1] = 50.0
+            heads[name].bias.data.copy_(50.0 * F.one_hot(torch.tensor(1), CLASSES))
         batch = make_batch([])
         batch = batch._replace(target=torch.full((ROWS,), 1 if right else 2))
         seen = see(objective, batch, now)

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.config import DistConfig
+from fusionzoo.distributed import World, process_group
 from fusionzoo.fsdp import full_state_dict
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
-from fusionzoo.training.build import build_objective, choose_encoders
-from fusionzoo.training.loaders import build_loader
-from fusionzoo.training.optim import build_optimizer, param_groups
-from fusionzoo.training.trainer import Trainer
 from helpers import ranks
 from helpers.strategies import (
     make_batch,
@@ -65,53 +60,12 @@ def learned(
     return {key: x.clone() for key, x in full_state_dict(objective).items()}
 
 
-def blended(world: World) -> dict[str, torch.Tensor]:
-    """Measure gblend's weights, on loaders whose batches are shared out."""
-    data = create_dataset("interactions", samples=200, task="copy", missing=0.2)
-    tree = {"balance": "gblend", "fusion": {"name": "mean", "dim": 8}, "optim": {"lr": 0.01}}
-    cfg = from_tree(
-        RunConfig,
-        {**tree, "train": {"batch_size": 30 // world.size}, "encoders": choose_encoders(data, {})},
-    )
-    torch.manual_seed(0)
-    objective, _ = build_objective(cfg, data.split("train"), world)
-    objective.double()
-    for module in objective.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    groups = param_groups(objective.model, objective.heads, cfg.optim, objective.balance)
-    trainer = Trainer(
-        wrap(objective, cfg.dist, world), build_optimizer(groups, cfg.optim), cfg, world
-    )
-    collate = objective.model.collate()
-
-    def double(samples: Any) -> Any:
-        batch = collate(samples)
-        return batch._replace(
-            inputs={m: {k: x.double() for k, x in own.items()} for m, own in batch.inputs.items()}
-        )
-
-    loaders = {
-        part: build_loader(data.split(part), double, cfg, world, part) for part in ("train", "val")
-    }
-    before = {key: x.clone() for key, x in objective.state_dict().items()}
-    state = torch.get_rng_state()
-    objective.balance["gblend"].begin_epoch(trainer, loaders, StepContext())  # type: ignore[operator, union-attr]
-    after = objective.state_dict()
-    assert torch.equal(state, torch.get_rng_state())
-    assert not any(trainer.optimizer.state.values())
-    for key, x in before.items():
-        assert torch.equal(x, after[key]) or key.startswith("balance.gblend."), key
-    return {"weights": after["balance.gblend.weights"].clone()}
-
-
 def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     teachers = save_teachers(folder / str(rank))
     meet = DistConfig(init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=60)
     with process_group(meet, "cpu") as world:
-        found = [learned(name, case, world, teachers) for name, case in CASES]
-        torch.save([*found, blended(world)], folder / f"{rank}.pt")
+        torch.save([learned(*case, world, teachers) for case in CASES], folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +84,6 @@ def test_two_processes_learn_what_one_does(number: int, folder: Path) -> None:
         found = torch.load(folder / f"{rank}.pt", weights_only=True)[number]
         assert found.keys() == wanted.keys()
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
-
-
-def test_gradient_blending_measures_the_same_weights(folder: Path) -> None:
-    wanted = blended(World())["weights"]
-    for rank in range(2):
-        found = torch.load(folder / f"{rank}.pt", weights_only=True)[-1]["weights"]
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(wanted.sum(), torch.tensor(1.0).double())
-    assert wanted.max() - wanted.min() > 0.01
 
 
 if __name__ == "__main__":
