@@ -228,6 +228,35 @@ def test_a_run_that_is_killed_or_asked_to_stop_resumes_bit_for_bit(
     assert_same_run(tmp_path / "whole", cut)
 
 
+DEMANDING = "--data.name digits --data.samples 120 --data.missing 0.3 --fusion.name mbt --log none"
+DEMANDING += " --balance ogm_ge,modality_dropout --train.amp bf16 --optim.modality_lr.text 2e-5"
+DEMANDING += " --train.ema 0.999 --train.accumulate 4 --train.batch_size 4 --train.epochs 4"
+for modality in ("image", "audio"):  # narrow: a CPU takes its time with bfloat16
+    narrow = f" --encoders.{modality}.channels [8,8,16,16] --encoders.{modality}.stem_width 8"
+    DEMANDING += narrow
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
+    long = [*DEMANDING.split(), "--train.save_every", "4", "--dist.nproc", "2"]
+    long += ["--train.log_every", "1"]
+    assert finished(script("train.py", *flags(tmp_path / "whole", *long)))
+    cut = tmp_path / "cut"
+    running = script("train.py", *flags(cut, *long), start_new_session=True)
+    wait_for(running, cut, 6)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    assert finished(script("train.py", "--resume", "--out", str(cut), "--dist.nproc", "2"))
+    assert_same_run(tmp_path / "whole", cut)
+
+
+def test_the_unimodal_heads_do_not_change_the_fusion(tmp_path: Path) -> None:
+    for heads in ("true", "false"):
+        assert train(flags(tmp_path / heads, "--train.epochs", "2", "--train.unimodal", heads)) == 0
+    ours, theirs = weights(tmp_path / "true"), weights(tmp_path / "false")
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
+
+
 def test_a_run_that_may_resume_starts_once_goes_on_and_is_reported_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
