@@ -18,6 +18,7 @@ from fusionzoo.config.load import Usage, run_command
 from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
+from fusionzoo.processes import stopping
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset
@@ -56,7 +57,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
         return launch_or_join(cfg.dist, cfg.device, work, script=__file__, args=args)
 
-    return run_command(RunConfig, USAGE, args, start)
+    goes_on = "the same command goes on, with --resume auto and the run's folder as --out"
+    with stopping(goes_on):  # before and after the epochs
+        return run_command(RunConfig, USAGE, args, start, interrupted=f"stopped: {goes_on}")
 
 
 def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:

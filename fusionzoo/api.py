@@ -21,7 +21,7 @@ from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.inputs.data import Data, InMemory, configure, configure_run
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
-from fusionzoo.processes import launched
+from fusionzoo.processes import INTERRUPTED, launched
 from fusionzoo.registry import Registry
 from fusionzoo.training.balance import BALANCE, Balance
 from fusionzoo.training.multitask import targets_of
@@ -69,7 +69,8 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     nested mapping or a `RunConfig`.
 
     Works in a notebook, in a script, and in a script under torchrun. Ctrl-C ends the run after a
-    whole step; `Run.exit_code` is 130 then, and `train(..., resume=True)` continues it.
+    whole step: a checkpoint is saved, KeyboardInterrupt raised, and `train(out=..., resume=True)`
+    goes on. After SIGTERM or SIGUSR1 it is SystemExit with 75.
     """
     cfg, dataset = configure_run(RunConfig, data, settings, config, targets_of)
     if cfg.dist.nproc > 1 and not launched():
@@ -81,7 +82,12 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
-        return run(cfg, world, dataset)
+        trained = run(cfg, world, dataset)
+    if trained.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt(f"stopped; train(out={str(trained.folder)!r}, resume=True) goes on")
+    if trained.exit_code:
+        raise SystemExit(trained.exit_code)
+    return trained
 
 
 @keyword_errors

@@ -72,6 +72,18 @@ def whole_lines(path: Path) -> list[str]:
 
 
 @contextmanager
+def replacing_tensors(path: Path) -> Iterator[Path]:
+    """Do what `replacing` does; an error of safetensors, such as a full disk, is an OSError."""
+    from safetensors import SafetensorError
+
+    try:
+        with replacing(path) as partial:
+            yield partial
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; what is written there replaces `path` in the end.
 

@@ -18,7 +18,7 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
-from fusionzoo.files import replacing, write_json
+from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.fusion.late.ensemble import Ensemble
@@ -515,7 +515,7 @@ class FusionModel(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         for name, encoder in self.named_encoders():
             encoder.save_assets(folder / name)
-        with replacing(folder / "model.safetensors") as partial:
+        with replacing_tensors(folder / "model.safetensors") as partial:
             if weights is None:
                 save_model(self, str(partial))
             else:

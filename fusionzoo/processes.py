@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 PERIOD = 1.0  # seconds between two looks at the launcher
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 GRACE = 30.0  # seconds to save after SIGTERM, as torchrun gives
 
 
 def exit_code(signals: list[int]) -> int:
-    """Return 130 after Ctrl-C, as shells do, else 75, which sysexits.h reads as "try again"."""
-    return 130 if signals[:1] == [signal.SIGINT] else 75
+    """Return `INTERRUPTED` after Ctrl-C, else 75, which sysexits.h reads as "try again"."""
+    return INTERRUPTED if signals[:1] == [signal.SIGINT] else 75
 
 
 @contextmanager
@@ -32,6 +33,27 @@ def catch_signals() -> Iterator[list[int]]:
     }
     try:
         yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stopping(goes_on: str) -> Iterator[None]:
+    """Exit with 75 at SIGTERM or SIGUSR1 within the block, and say what `goes_on`.
+
+    While epochs run, `catch_signals` replaces this by an exit after a whole step.
+    """
+
+    def stop(number: int, _: object) -> None:
+        print(f"stopped: {goes_on}", file=sys.stderr)
+        raise SystemExit(exit_code([number]))
+
+    names = ("SIGTERM", "SIGUSR1")  # Windows lacks the last
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

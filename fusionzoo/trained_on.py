@@ -20,7 +20,7 @@ from torch import Tensor
 from .cells import category_of, read_cell
 from .datasets import PairedDataset
 from .errors import FusionZooError, one_line
-from .files import replacing, without_folders
+from .files import replacing_tensors, without_folders
 
 NAME = "trained_on.safetensors"
 CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers
@@ -84,7 +84,7 @@ class TrainedOn:
         """Write the file into a model folder."""
         from safetensors.torch import save_file
 
-        with replacing(folder / NAME) as partial:
+        with replacing_tensors(folder / NAME) as partial:
             metadata = {"data": json.dumps(dict(self.settings), default=str)}
             if self.numbered:
                 metadata["hashes"] = CONTENTS

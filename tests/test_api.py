@@ -243,13 +243,8 @@ def test_ctrl_c_ends_a_run_after_a_step_and_resume_finishes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        stopped = fz.train(VECTORS, **QUICK, out=tmp_path / "a")
-    assert stopped.exit_code == 130
-    assert stopped.metrics == {}
-    assert [entry["epoch"] for entry in stopped.history] == [1]
-    assert len(stopped.model.predict([{"a": torch.zeros(8), "b": torch.zeros(8)}])) == 1
-    assert "stopped after 1 epoch" in stopped._repr_html_()
-    assert "the run was stopped" in error_of(stopped.table)
+        with pytest.raises(KeyboardInterrupt, match=r"train\(out='.*a', resume=True\) goes on"):
+            fz.train(VECTORS, **QUICK, out=tmp_path / "a")
     finished = fz.train(out=tmp_path / "a", resume=True)
     assert finished.exit_code == 0
     assert weights(finished) == weights(run)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import fusionzoo
@@ -113,6 +114,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for folder in saved.values():
         (folder / "digests.json").unlink()
     return saved
+
+
+def test_a_full_disk_is_one_error_and_keeps_the_model_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    encoder = {"name": "vector/mlp", "kind": "vector", "in_dim": 3, "dim": 8, "hidden": 8}
+    model = create_model({"name": "gmu", "dim": 8}, {"vector": encoder}, classes=["a", "b"])
+    before = (model.save(tmp_path) / "model.safetensors").read_bytes()
+    monkeypatch.setattr("safetensors.torch.save_model", full)
+    with pytest.raises(OSError, match=r"model\.safetensors cannot be written: No space left"):
+        model.save(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize(("group", "part"), CASES)

@@ -388,17 +388,16 @@ class Run:
     """What training left in a run folder; in a notebook it shows its table and curves.
 
     `exit_code` is 0 for a finished run, 130 (Ctrl-C) or 75 (another signal) for one that was
-    stopped: it has a history and a model with the weights of its last step, but no metrics.
+    stopped, which has a history and neither model nor metrics.
     """
 
     folder: Path
     exit_code: int = 0
-    stopped_model: FusionModel | None = None
 
     @cached_property
     def model(self) -> FusionModel:
         """The model of the epoch that was kept, in evaluation mode, on the CPU."""
-        return load(self.folder) if self.stopped_model is None else self.stopped_model.eval()
+        return load(self.folder)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def train_several(
             own = Tracker(world, tracker, quiet=repeats.number > 1)
             run = train_once(repeats.settings(), world, dataset, own)
             if run.exit_code:
-                return Run(folder, run.exit_code, run.stopped_model)
+                return Run(folder, run.exit_code)
             repeats.add(tasks, tracker.elapsed - begun)
         results = repeats.finish(dataset, tasks, tracker)
         report.show_results(folder, cfg, tasks, results, tracker)
@@ -89,7 +89,7 @@ def train_once(
         try:
             loaders = build_loaders(trainer, dataset, splits, tracker, resume=resume)
             if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
-                return Run(folder, exit_code, trainer.module.model)
+                return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             with trainer.ema_weights():  # of the model that has not learnt from validation samples
                 val_answers = report.answers_to_calibrate(trainer, loaders.get("val"))
@@ -97,7 +97,7 @@ def train_once(
             if cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
-                    return Run(folder, exit_code, final.module.model)
+                    return Run(folder, exit_code)
             with final.ema_weights():
                 test, calibration, figures = report.test_model(final, loaders["test"], val_answers)
                 report.save_model(folder, final, splits, calibration, state, test)

@@ -186,8 +186,12 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
             old = folder / name
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     several = [x for x in REPEATED if getattr(cfg.train, x) > 1]
-    begun = folder / (f"{several[0]}.json" if several else "checkpoints/last.pt")
-    resume = begun.is_file() if cfg.resume in ("auto", "anyway") else bool(cfg.resume)
+    begun = ("checkpoints/last*.pt", *(f"{x}.json" for x in several))
+    if cfg.resume is True and not exists:
+        raise FusionZooError(f"{folder} holds no run to resume; --resume auto starts one")
+    resume = bool(cfg.resume) and any(any(folder.glob(name)) for name in begun)
+    if cfg.resume and exists and not resume:
+        print(f"{folder} has no checkpoint yet: this run starts from the beginning")
     if not resume:
         store_config(cfg, folder)
     return folder, resume

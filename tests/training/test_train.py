@@ -236,6 +236,22 @@ for modality in ("image", "audio"):  # narrow: a CPU takes its time with bfloat1
     DEMANDING += narrow
 
 
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_before_its_first_step_is_gone_on_with(
+    how: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = script("train.py", *flags(tmp_path / "a", "--train.epochs", "1"))
+    while running.poll() is None and not (tmp_path / "a" / "config.yaml").exists():
+        time.sleep(0.002)
+    running.send_signal(how)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert said.endswith("goes on, with --resume auto and the run's folder as --out\n")
+    assert train(["--resume", "--out", str(tmp_path / "a")]) == 0
+    assert "has no checkpoint yet: this run starts from the beginning" in capsys.readouterr().out
+    assert train(["--resume", "--out", str(tmp_path / "b")]) == 2
+
+
 @pytest.mark.slow
 def test_a_killed_run_of_two_processes_resumes_bit_for_bit(tmp_path: Path) -> None:
     long = [*DEMANDING.split(), "--train.save_every", "4", "--dist.nproc", "2"]
