@@ -159,7 +159,7 @@ def complete(
         path = Path(chosen["root"]).expanduser() if isinstance(chosen.get("root"), str) else None
         is_file = path is not None and (path.is_file() or is_view_folder(path))
         is_open = infer_kinds and not known and not {"join", "targets"} & chosen.keys()
-        if to_train and is_file and is_open:
+        if to_train and is_file and is_open and chosen["name"] == TABLE:
             return _with_own_target(chosen)
         return Completed(settings=chosen)
     if chosen["name"] != TABLE:
@@ -183,7 +183,7 @@ def complete(
     for name in names if to_train else ():
         _check_labels(name, done)
     notes = [
-        f"{count:,} of {len(loaded.table):,} rows have no {name!r}: they are not trained on"
+        _note_of_missing(chosen, loaded, name, count)
         for name, count in num_missing.items()
         if count
     ]
@@ -296,6 +296,21 @@ def _num_missing(settings: Mapping[str, Any], loaded: Loaded, name: str) -> int:
         return int(column.null_count)
     cells = read_cells_of(column, missing_words(settings, loaded))
     return cells.num_rows - cells.num_cells if cells.num_cells else 0
+
+
+def _note_of_missing(settings: Mapping[str, Any], loaded: Loaded, name: str, count: int) -> str:
+    """Say how many rows have no label; a warning where a word that may be a class is read so."""
+    column, missing = loaded.table[name], missing_words(settings, loaded)
+    words = (
+        [x for x in read_cells_of(column, ()).counts if x in missing]
+        if is_plain(column.type)
+        else []
+    )
+    note = f"{count:,} of {len(column):,} rows have no {name!r}"
+    if words:
+        read = ", ".join(map(repr, words))
+        note = f"warning: {note}, as {read} is read as missing (--data.na '' makes it a class)"
+    return f"{note}: they are not trained on"
 
 
 def _check_labels(name: str, done: Completed) -> None:

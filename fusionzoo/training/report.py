@@ -317,7 +317,9 @@ def next_steps(folder: Path, cfg: RunConfig, *, has_target: bool) -> list[str]:
         chosen = calls if has_target else calls[3:]
         ends = {"embed": 'data, out="embeddings.parquet"', "report": "data=data"}
         return [f'fusionzoo.{x}("{folder}", {ends.get(x, "data")})' for x in chosen]
-    file = shlex.quote(str(cfg.data.get("root") or cfg.data["name"]))
+    root = cfg.data.get("root")
+    # A data set without a file is the one that the run remembers, with its settings.
+    file = shlex.quote(str(root)) if root else "--split test"
     plugins = ",".join(plugin_list(cfg.plugins))
     flags = f" --plugins {plugins}" if plugins else ""
     commands = [

@@ -26,13 +26,14 @@ from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import whole_lines
 from fusionzoo.progress import progress_bar
+from fusionzoo.version import __version__
 
 from .checkpoint import State
 from .multitask import Tasks
 from .trainer import StepResult
 
 PROJECT = "fusionzoo"
-PACKAGES = ("torch", "torchvision", "transformers", "timm", "fusionzoo")
+PACKAGES = ("torch", "torchvision", "transformers", "timm")
 
 
 class Logger(Protocol):
@@ -331,7 +332,8 @@ def environment(world: World) -> dict[str, Any]:
     """Describe software and hardware of a run."""
     return {
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        # Of a checkout that is not installed no package tells the version.
+        "packages": {name: version(name) for name in PACKAGES} | {"fusionzoo": __version__},
         "machine": platform.machine(),
         "device": device_name(world.device),
         "processes": world.size,

@@ -23,7 +23,7 @@ STORED = {"name": "manifest", "root": "/cache/tables/data-0123456789ab.parquet"}
     ("data", "first"),
     [
         (FILE, "fusionzoo predict runs/a 'my table.csv' --out predictions.csv"),
-        ({"name": "digits"}, "fusionzoo predict runs/a digits --out predictions.csv"),
+        ({"name": "digits"}, "fusionzoo predict runs/a --split test --out predictions.csv"),
         (STORED, 'fusionzoo.predict("runs/a", data)'),
         ({"name": "in_memory"}, 'fusionzoo.predict("runs/a", data)'),
     ],
