@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusionzoo.cells import fold
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
@@ -25,6 +26,7 @@ from fusionzoo.datasets.opening.as_trained import (
 from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.sources.cell_kinds import NONE
+from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import unseen_categories
 from fusionzoo.devices import pick_device
@@ -42,7 +44,15 @@ from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, Features, Labels, Prediction, check_finite, evaluating
+from fusionzoo.structures import (
+    KINDS,
+    Batch,
+    Features,
+    Labels,
+    Prediction,
+    check_finite,
+    evaluating,
+)
 from fusionzoo.targets import OneOf, join_words
 from fusionzoo.trained_on import TrainedOn, count_seen
 from fusionzoo.training.calibrate import calibratable
@@ -186,7 +196,7 @@ def open_for_model(
     if isinstance(dataset, PairedDataset):
         return _split_as_trained(open_dataset(cfg.data, targets, dataset), model), dict(cfg.data)
     wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
-    done = data_settings_of(wanted, cfg.model, model.trained_on)
+    done = _without_further_media(data_settings_of(wanted, cfg.model, model.trained_on), model)
     refuse_to_replace(done.settings, cfg.out)
     if isinstance(cfg, EvaluateConfig):
         refuse_without_weights(done)
@@ -205,6 +215,17 @@ def open_for_model(
         print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
     settings = done.settings if dataset is None else dict(cfg.data)
     return _split_as_trained(opened, model), settings
+
+
+def _without_further_media(done: Completed, model: FusionModel) -> Completed:
+    """Drop columns called `image`, `audio`, ... that the model does not read."""
+    if done.loaded is None:
+        return done
+    targets = [target.name for target in model.answer_targets]
+    read = {fold(name) for name in (*model.modalities, *targets)} | named_columns(done.settings)
+    table = done.loaded.table
+    further = [x for x in table.column_names if fold(x) in KINDS and fold(x) not in read]
+    return replace(done, loaded=replace(done.loaded, table=table.drop_columns(further)))
 
 
 def _split_as_trained(dataset: PairedDataset, model: FusionModel) -> PairedDataset:

@@ -161,6 +161,16 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "d.yaml") == {"1e3": 1e-4, "yes": "1e-4"}
 
 
+def test_names_of_columns_may_have_dots() -> None:
+    flags = ["--data.kinds.home.dest", "none", "--targets.heart.disease", "regression"]
+    flags += ["--kinds.Sepal.Length", "number cm", "--targets.age.name", "ordinal"]
+    assert parse_flags(flags) == {
+        "data": {"kinds": {"home.dest": "none"}},
+        "kinds": {"Sepal.Length": "number cm"},
+        "targets": {"heart.disease": "regression", "age": {"name": "ordinal"}},
+    }
+
+
 def test_a_boolean_flag_without_a_value_is_true() -> None:
     cfg = from_args(RunConfig, ["--train.compile", "--encoders.image.pretrained"])
     assert cfg.train.compile and cfg.encoders["image"]["pretrained"] is True

@@ -382,8 +382,14 @@ def test_samples_by_modality_are_still_taken_and_mistyped_ones_refused(run: Path
 
 def test_a_model_of_no_table_asks_for_samples_by_modality() -> None:
     model = fz.create_model("concat", {"text": TEXT}, classes=["a", "b"])
-    with pytest.raises(FusionZooError, match="give a list of samples by modality: text"):
+    with pytest.raises(FusionZooError, match="not trained on a table: give samples with text"):
         model.predict(pd.DataFrame({"Befund": ["rot"]}))
+
+
+@pytest.mark.parametrize("name", ["image", "Audio", "vector", "sequence"])
+def test_a_further_column_that_the_model_does_not_read_is_not_opened(name: str, run: Path) -> None:
+    rows = [{**row, name: "no/such.file"} for row in make_rows()]
+    assert len(fz.predict(run, rows, **ANSWER)) == len(rows)
 
 
 def test_data_in_memory_leave_no_file_behind(run: Path, tmp_path: Path) -> None:

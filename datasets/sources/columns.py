@@ -410,7 +410,7 @@ def _join(table: Columns, names: list[str]) -> pa.StructArray:
     try:
         converted: dict[str, ArrowColumn] = {}
         for name, column in columns.items():
-            parts, are_categories = table.converted(name, column)
+            parts, are_categories = table.converted(name.strip(), column)
             converted |= parts
             categories |= {*parts} if are_categories else set()
         return join_cells({x.strip(): column for x, column in converted.items()}, categories)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fusionzoo.cells import fold
+from fusionzoo.errors import FusionZooError
 
 from .arrow import plain_column
 
@@ -126,6 +128,12 @@ class Loaded:
     has_nulls: bool = True  # whether the source marks missing values, rather than by words
     order: tuple[str, ...] = ()  # of the modalities, if the source stores one
     split_rule: str = ""  # where column `split` comes from, if the source has no such column
+
+    def __post_init__(self) -> None:
+        counts = Counter(name for name in self.table.column_names if name.strip())
+        repeated = [name for name, count in counts.items() if count > 1]
+        if repeated:
+            raise FusionZooError(f"{self.source} has two columns {repeated[0]!r}: rename one")
 
 
 def with_kinds(schema: pa.Schema, kinds: Mapping[str, str]) -> pa.Schema:

@@ -19,6 +19,8 @@ Tree = dict[str, Any]
 MAX_BYTES = 1 << 22  # of a configuration file
 COMPONENTS = ("data", "fusion", "objective")  # a name and its settings
 COMPONENT_GROUPS = ("encoders", "targets")  # components by modality, by column
+OF_COLUMNS = ("kinds", "columns")  # settings of data whose keys are names, of columns too
+TARGET_KINDS = ("classification", "regression", "ordinal", "multilabel")
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}  # seconds
 PAPERS = "papers/"  # the folder of configs/ whose files are no recipes
 # Numbers that YAML 1.1 takes for text: for PyYAML, a tag, its pattern, first characters.
@@ -125,7 +127,7 @@ def parse_flags(args: Sequence[str], names: Sequence[str] = ()) -> Tree:
 def _set(tree: Tree, key: str, value: Any) -> None:
     """Set a dotted key; a component's bare name (`--fusion gmu`) merges with its settings."""
     branch = tree
-    *path, leaf = key.split(".")
+    *path, leaf = _parts(key, value)
     for depth, part in enumerate(path, start=1):
         if isinstance(branch.get(part), str) and is_component(path[:depth]):
             branch[part] = {"name": branch[part]}
@@ -140,6 +142,21 @@ def _set(tree: Tree, key: str, value: Any) -> None:
         branch[leaf]["name"] = value
     else:
         branch[leaf] = value
+
+
+def _parts(key: str, value: Any) -> list[str]:
+    """Divide a key at its dots, but not within the name of a column.
+
+    >>> _parts("data.kinds.home.dest", "none"), _parts("optim.lr", 1)
+    (['data', 'kinds', 'home.dest'], ['optim', 'lr'])
+    """
+    parts = key.split(".")
+    start = 1 + (parts[0] == "data")  # where names of columns begin
+    if parts[0] == "targets" and value in TARGET_KINDS and parts[-1] != "name":
+        start = 1
+    elif not {*parts[start - 1 : start]} & {*OF_COLUMNS}:
+        return parts
+    return [*parts[:start], ".".join(parts[start:])] if parts[start:] else parts
 
 
 def is_component(path: Sequence[str]) -> bool:

@@ -262,3 +262,10 @@ def test_a_reader_of_another_ending_is_one_entry(
     monkeypatch.setitem(READERS, ".bars", TableReader(read, has_nulls=True))
     data = create_dataset(str(path), targets={})
     assert data.column("text") == ["a cat", "NA", "a dog"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".xlsx"])
+def test_two_columns_of_one_name_are_one_clear_error(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, ["x", "y", "x"], [[1, "a", 2], [3, "b", 4]])
+    with pytest.raises(FusionZooError, match=r"has two columns 'x': rename one"):
+        create_dataset("manifest", root=path, columns={"tabular": "x", "target": "y"})
