@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from numbers import Real
 from typing import Any
+from unicodedata import normalize
 
 from fusionzoo.errors import FusionZooError
 
@@ -63,6 +64,15 @@ def is_number(cell: float | str) -> bool:
     return not isinstance(cell, str) or _number.fullmatch(cell) is not None
 
 
+def composed(text: str) -> str:
+    """Return text in Unicode's form NFC: macOS and PDF files write an accent as a sign of its own.
+
+    >>> len("e\u0301"), len(composed("e\u0301"))
+    (2, 1)
+    """
+    return text if text.isascii() else normalize("NFC", text)
+
+
 def category_of(cell: float | str) -> str:
     """Return the category that a cell names: the number 3, `3` and `3.0` are one.
 
@@ -75,6 +85,7 @@ def category_of(cell: float | str) -> str:
     whole = _whole.fullmatch(cell)
     if whole:
         return whole[1]
+    cell = composed(cell)
     return cell.lower() if cell.lower() in ("true", "false") else cell
 
 
@@ -89,5 +100,5 @@ def without_formulas(cell: str) -> str:
 
 
 def fold(name: str) -> str:
-    """Return the name of a column without spaces around it and in lower case."""
-    return name.strip().casefold()
+    """Return the name of a column in one form: composed, in lower case, no spaces around it."""
+    return composed(name).strip().casefold()

@@ -7,7 +7,9 @@ import json
 import random
 import shutil
 import socket
+import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -456,3 +458,23 @@ def test_a_model_is_asked_about_the_splits_of_its_training(kind: str) -> None:
         embedded = fz.embed(run.folder, rows, **asked, out=f"{split}.parquet")
         for ids in (pq.read_table(answered)["id"].to_pylist(), fz.read_embeddings(embedded).ids):
             assert hash_texts(ids).sort().values.tolist() == known[split].tolist()
+
+
+@pytest.mark.parametrize("what", ["names", "cells"])
+def test_letters_with_an_accent_of_its_own_are_those_of_training(what: str, tmp_path: Path) -> None:
+    rows = [
+        {"cité": ("São Paulo", "Köln")[n % 2], "mot": f"é {n}", "saison": ("été", "hiver")[n % 2]}
+        for n in range(60)
+    ]
+    settings = {"encoders": {"text": TEXT}, "fusion": "mean", "epochs": 1, "out": tmp_path / "r"}
+    columns = {"tabular": "cité", "text": "mot"}
+    data = {"root": rows, "columns": columns}
+    run = fz.train(data, target="saison", **settings, **ANSWER)
+    apart = partial(unicodedata.normalize, "NFD")  # as macOS and PDF files have it
+    if what == "names":
+        changed = [{apart(name): cell for name, cell in row.items()} for row in rows]
+    else:
+        changed = [{name: apart(cell) for name, cell in row.items()} for row in rows]
+    same, again = (fz.evaluate(run, x, split="all", **ANSWER) for x in (rows, changed))
+    assert again["loss"] == pytest.approx(same["loss"], abs=1e-6)
+    assert again["accuracy"] == same["accuracy"]

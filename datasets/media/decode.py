@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fusionzoo.cells import read_cells
+from fusionzoo.cells import composed, read_cells
 from fusionzoo.errors import FusionZooError, one_line, warn_of_file
 from fusionzoo.targets import decimal_hint
 
@@ -472,7 +472,7 @@ def _image_from_array(array: Tensor) -> Tensor:
 
 
 def decode_text(source: Any) -> str:
-    """Return text as it is, or the contents of a file given as a `Path`."""
+    """Return text, or the contents of a file given as a `Path`, in Unicode's form NFC."""
     name = "the text"
     if isinstance(source, Path):
         name, data = _read(source, "text file")
@@ -483,7 +483,7 @@ def decode_text(source: Any) -> str:
     check_budget("characters", len(source), name)
     with problems(f"{name} is not Unicode", UnicodeEncodeError):
         source.encode()  # fails for halves of characters, which no tokenizer takes
-    return source
+    return composed(source)
 
 
 def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:

@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import onnxruntime
@@ -69,14 +70,15 @@ def wave(path: Any, by: Any) -> Inputs:
 
 
 def bytes(value: Any, by: Any) -> Inputs:
-    ids = [by["start"], *(value or "").encode()][: by["max_length"]]
+    ids = [by["start"], *normalize("NFC", value or "").encode()][: by["max_length"]]
     return {"input_ids": np.array(ids), "attention_mask": np.ones(len(ids), bool)}
 
 
 def tokenizer(value: Any, by: Any) -> Inputs:
     from tokenizers import Tokenizer
 
-    reader, line = Tokenizer.from_file(str(HERE / by["file"])), by["prompt"] + (value or "")
+    reader = Tokenizer.from_file(str(HERE / by["file"]))
+    line = by["prompt"] + normalize("NFC", value or "")
     ids = reader.encode(line.lower() if by["lower_case"] else line).ids or [by["pad_id"]]
     return {"input_ids": np.array(ids), "attention_mask": np.ones(len(ids), bool)}
 
@@ -95,6 +97,7 @@ def tabular(cells: Any, by: Any) -> Inputs:
     values, codes, known = [], [], []
     for column in by["columns"]:
         cell = (cells or {}).get(column["name"])
+        cell = normalize("NFC", cell) if isinstance(cell, str) else cell
         is_number, names = "mean" in column and cell is not None, column.get("values", [])
         scaled = (float(cell) - column["mean"]) / column["std"] if is_number else 0.0
         values.append(min(100.0, max(-100.0, scaled)))

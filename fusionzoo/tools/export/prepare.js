@@ -203,14 +203,14 @@ function tokens(ids) {
 }
 
 async function bytes(text, by) {
-  return tokens([by.start, ...new TextEncoder().encode(text ?? "")].slice(0, by.max_length));
+  return tokens([by.start, ...new TextEncoder().encode((text ?? "").normalize("NFC"))].slice(0, by.max_length));
 }
 
 const readers = {}; // file -> Tokenizer
 
 async function tokenizer(text, by) {
   readers[by.file] ??= new Tokenizer(await (await fetch(by.file)).json(), {});
-  const line = by.prompt + (text ?? "");
+  const line = by.prompt + (text ?? "").normalize("NFC");
   return tokens(encode(readers[by.file], by.lower_case ? line.toLowerCase() : line, by));
 }
 
@@ -246,7 +246,7 @@ async function tabular(cells, by) {
     const has = cell !== undefined && cell !== "";
     const scaled = has && "mean" in column ? (Number(cell) - column.mean) / column.std : 0;
     values.push(Math.min(100, Math.max(-100, scaled)));
-    const place = (column.values ?? []).indexOf(cell);
+    const place = (column.values ?? []).indexOf(has ? String(cell).normalize("NFC") : cell);
     codes.push("mean" in column ? 0 : !has ? 1 : place < 0 ? 0 : place + 2);
     known.push(Number(has));
   }
