@@ -16,7 +16,7 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
 from ..checks import list_names
-from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit
+from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
 from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of
 from ..sources.table_files import sheet_names
@@ -180,7 +180,7 @@ def _check_cells(done: Completed) -> None:
     for name, kind in done.settings["kinds"].items():
         word, _, detail = str(kind).partition(" ")
         column = spelled.get(fold(name))
-        if column is None or word not in (NUMBER, DATE) or (word == DATE and not detail):
+        if column is None or word not in (NUMBER, DATE) or (word == DATE and not order_of(detail)):
             continue
         cells = done.table[column]
         if pa.types.is_dictionary(cells.type):
@@ -214,7 +214,8 @@ def _other_unit(cell: str, unit: str) -> str:
     )
 
 
-def _other_date(cell: str, order: str) -> str:
+def _other_date(cell: str, detail: str) -> str:
+    order = order_of(detail)
     if date_reader(order)(cell) is not None:
         return ""
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"

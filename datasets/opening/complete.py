@@ -23,6 +23,7 @@ from ..sources.cell_kinds import (
     DATE,
     NONE,
     NUMBER,
+    TIMED,
     convert_cells,
     is_cell_kind,
 )
@@ -418,6 +419,8 @@ def _as_told(finding: ColumnFinding, kinds: Mapping[str, str], table: pa.Table) 
             return finding
         kind = f"{DATE} excel"
     if kind.startswith(DATE):
+        if finding.kind.endswith(TIMED) and not kind.endswith(TIMED):
+            kind = f"{kind} {TIMED}"
         convert_cells(finding.name, kind, table[finding.name].cast(pa.string()))  # or an error
     if kind == NUMBER and finding.kind.startswith(NUMBER):
         return finding

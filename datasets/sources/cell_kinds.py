@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ THOUSANDS = {  # whether a comma stands for the decimal point -> a number with s
     False: re.compile(r"[+-]?[0-9]{1,3}(?:[,'\s][0-9]{3})+(?:\.[0-9]+)?"),
 }
 DATE_ORDERS = ("iso", "dmy", "mdy", "excel")  # excel: days since 1899-12-30
+TIMED = "time"  # behind the order of dates whose hours count
 EXCEL_START = datetime.date(1899, 12, 30)
 MAX_EXCEL_DAY = 2_958_465  # 9999-12-31
 EPOCH = datetime.date(1970, 1, 1)
@@ -48,10 +49,10 @@ def split_kinds(kinds: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     cells = {name: kind for name, kind in kinds.items() if is_cell_kind(str(kind))}
     for name, kind in cells.items():
         word, _, detail = kind.partition(" ")
-        if word == DATE and detail and detail not in DATE_ORDERS:
+        if word == DATE and order_of(detail) not in ("", *DATE_ORDERS):
             raise FusionZooError(
                 f"--data.kinds.{name} {kind!r}: a date is one of"
-                f" {', '.join(f'{DATE} {order}' for order in DATE_ORDERS)}"
+                f" {', '.join(f'{DATE} {order}' for order in DATE_ORDERS)}, each also with `time`"
             )
     return {name: kind for name, kind in kinds.items() if name not in cells}, cells
 
@@ -85,8 +86,9 @@ def convert_cells(
 ) -> tuple[dict[str, ArrowColumn], bool]:
     """Return what a column of a kind becomes, `{name: column}`, and whether they are categories.
 
-    A date becomes year and days since 1970, numbers, and month and weekday, categories. `comma`:
-    that stands for the decimal point of numbers, as it still does in what is returned.
+    A date becomes year and days since 1970, numbers, and month and weekday, categories; with a
+    time also the hour, and all are those of UTC where an offset stands behind it. `comma`: that
+    stands for the decimal point of numbers, as it still does in what is returned.
     """
     word, _, detail = kind.partition(" ")
     if word == NUMBER and _is_text(column):
@@ -112,25 +114,59 @@ def _plain_numbers(column: ArrowColumn, unit: str, comma: bool) -> pa.Array:
     return pa.array(plain, pa.string()).take(encoded.indices)
 
 
-def _date_columns(name: str, column: ArrowColumn, order: str) -> dict[str, ArrowColumn]:
+def order_of(detail: str) -> str:
+    """Return the order of a kind of dates, without the word for their times.
+
+    >>> order_of("dmy time"), order_of("time"), order_of("iso")
+    ('dmy', '', 'iso')
+    """
+    return detail.removesuffix(TIMED).strip()
+
+
+def have_times(cells: Iterable[str], order: str) -> bool:
+    """Whether some of these dates have another time of the day than others."""
+    hours = (_day_and_hour(cell, order)[1] for cell in cells)
+    first = next(hours, 0.0)
+    return any(hour != first for hour in hours)
+
+
+def _day_and_hour(cell: str, order: str) -> tuple[datetime.date | None, float]:
+    """Return the day and the hour of a date, in UTC where it has an offset."""
+    read = date_reader(order)
+    if read(cell) is None:
+        return None, 0.0
+    if order == "excel":
+        seconds: float | None = (float(cell) - (EPOCH - EXCEL_START).days) * 86_400
+    else:
+        seconds = _moment(cell.strip(), read)
+    assert seconds is not None
+    days, rest = divmod(round(seconds, 3), 86_400)
+    return EPOCH + datetime.timedelta(days=days), rest / 3600
+
+
+def _date_columns(name: str, column: ArrowColumn, detail: str) -> dict[str, ArrowColumn]:
     encoded = column.cast(pa.string())
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     encoded = encoded.dictionary_encode()
     cells = encoded.dictionary.to_pylist()
-    read = date_reader(order or find_date_order(cells) or "excel")
-    dates = []
+    order, with_time = order_of(detail) or find_date_order(cells) or "excel", detail.endswith(TIMED)
+    read = date_reader(order)
+    dates, hours = [], []
     for cell in cells:
-        date = read(cell)
+        date, hour = _day_and_hour(cell, order) if with_time else (read(cell), 0.0)
         if date is None:
             raise FusionZooError(f"column {name!r}: {cell!r} is no date: correct or empty it")
         dates.append(date)
+        hours.append(hour)
     parts = {
         "year": pa.array([float(x.year) for x in dates], pa.float64()),
         "days": pa.array([float((x - EPOCH).days) for x in dates], pa.float64()),
         "month": pa.array([str(x.month) for x in dates], pa.string()),
         "weekday": pa.array([WEEKDAYS[x.weekday()] for x in dates], pa.string()),
     }
+    if with_time:
+        parts["hour"] = pa.array(hours, pa.float64())
     columns = {f"{name} {part}": values.take(encoded.indices) for part, values in parts.items()}
     for part in ("month", "weekday"):
         columns[f"{name} {part}"] = columns[f"{name} {part}"].dictionary_encode()

@@ -251,14 +251,16 @@ def _category(name: str, cells: Cells) -> ColumnFinding:
 
 
 def _date(name: str, cells: Cells, order: str) -> ColumnFinding:
-    from .cell_kinds import date_reader
+    from .cell_kinds import TIMED, date_reader, have_times
 
     read = date_reader(order)
     dates = sorted(date for cell in cells.counts if (date := read(cell)) is not None)
     if not dates:
         return ColumnFinding(name, EMPTY, "no cell has a value")
-    about = f"{dates[0]} to {dates[-1]}: year, month, weekday, days elapsed" + _gaps(cells)
-    return ColumnFinding(name, f"{DATE} {order}", about)
+    with_time = have_times(cells.counts, order)
+    parts = "year, month, weekday, days elapsed" + ", hour" * with_time
+    about = f"{dates[0]} to {dates[-1]}: {parts}" + _gaps(cells)
+    return ColumnFinding(name, f"{DATE} {order}" + f" {TIMED}" * with_time, about)
 
 
 def _media_kind(cells: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ from ..tables.splits import (
 )
 from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
-from .cell_kinds import read_moments
+from .cell_kinds import order_of, read_moments
 from .columns import (
     TEXT_TYPES,
     Columns,
@@ -236,7 +236,7 @@ def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
     encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
     encoded = encoded.dictionary_encode()
     kind = table.settings.cell_kinds.get(fold(name), "")
-    moments = read_moments(encoded.dictionary.to_pylist(), kind.partition(" ")[2])
+    moments = read_moments(encoded.dictionary.to_pylist(), order_of(kind.partition(" ")[2]))
     times = np.array([*(np.nan if x is None else x for x in moments), np.nan])
     times = times[pc.fill_null(encoded.indices, len(moments)).to_numpy()]
     for row in np.flatnonzero(np.isnan(times)).tolist():
