@@ -535,10 +535,7 @@ def test_embed_says_which_plugins_a_run_needs(
 
 
 def test_zoo_and_data_take_plugins_before_and_after_the_action(
-    mine: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "facts.json").write_text(facts.Facts([facts_card()], [], []).to_json())
@@ -569,10 +566,7 @@ def facts_card() -> Any:
 
 @pytest.mark.parametrize("target", ["own_sum", "own_plugin.py:Unregistered"])
 def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
-    target: str,
-    mine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fusionzoo.testing import fusions, runner
     from fusionzoo.testing.checks import Checks

@@ -243,11 +243,7 @@ def test_the_example_of_data_in_memory_runs(tmp_path: Path) -> None:
         + "\nprint(fz.create_dataset('rows.parquet'))"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        check=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-P", "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True
     )
     lines = done.stdout.splitlines()
     assert lines[0].startswith("PairedDataset the list: 60 samples")

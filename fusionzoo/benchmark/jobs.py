@@ -23,23 +23,10 @@ from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
 
-from .bench import (
-    Bench,
-    Fold,
-    Job,
-    Settings,
-    dataset_of,
-    learned_rows,
-    target_spec,
-    tasks_of,
-)
+from .bench import Bench, Fold, Job, Settings, dataset_of, learned_rows, target_spec, tasks_of
 from .candidates import fusion_of, is_fitted, modalities_of, parse, reads_tokens
 from .examine import Examiner
-from .feeds import (
-    BatchFeed,
-    ProbeFeed,
-    device_of,
-)
+from .feeds import BatchFeed, ProbeFeed, device_of
 from .fitted.run import run_fitted
 from .store import SeedResult, load, save, weights_path
 from .train import (

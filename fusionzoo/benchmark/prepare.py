@@ -62,11 +62,7 @@ class TrainedAlone(NamedTuple):
 
 
 def freeze(
-    bench: Bench,
-    dataset: PairedDataset,
-    fold_number: int,
-    encoder: Encoder,
-    progress: bool = True,
+    bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder, progress: bool = True
 ) -> tuple[Encoder, TrainedAlone | None]:
     """Return a frozen copy of an encoder, and how it was trained if it had to be.
 
@@ -423,11 +419,7 @@ def prepare(
 
 
 def _encode_folds(
-    bench: Bench,
-    dataset: PairedDataset,
-    encoders: Encoders,
-    tokens: bool,
-    deadline: float,
+    bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool, deadline: float
 ) -> Bench:
     """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}

@@ -509,11 +509,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def run_shard(
-    bench: Bench,
-    candidates: Sequence[str],
-    deadline: float,
-    part: int,
-    parts: int,
+    bench: Bench, candidates: Sequence[str], deadline: float, part: int, parts: int
 ) -> dict[str, str]:
     """Run one of `parts` shares of the jobs; return the error of each candidate that failed.
 

@@ -289,11 +289,7 @@ def parts_key(
     }
     settings |= {"format": FORMAT, "device": device.type}
     settings |= {name: about[name] for name in ("fusionzoo", "torch")}
-    return {
-        "model": str(about["model_digest"]),
-        **data,
-        "settings": key_of(settings),
-    }
+    return {"model": str(about["model_digest"]), **data, "settings": key_of(settings)}
 
 
 def describe(

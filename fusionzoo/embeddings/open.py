@@ -32,9 +32,7 @@ FUSIONS: dict[str, dict[str, Any]] = {
 
 
 def compose(
-    dataset: PairedDataset,
-    encoders: Mapping[str, Any],
-    fusion: Mapping[str, Any] | None = None,
+    dataset: PairedDataset, encoders: Mapping[str, Any], fusion: Mapping[str, Any] | None = None
 ) -> FusionModel:
     """Build an untrained model of pretrained encoders: `{"image": {"name": "timm/resnet18"}}`.
 

@@ -225,10 +225,7 @@ def two_workers_decode_what_one_process_does(source: Source) -> None:
     """Tried: a loader of two workers against this process; equal to the bit."""
     data = source.data
     loader = DataLoader(
-        data.subset(source.some),
-        batch_size=4,
-        num_workers=2,
-        collate_fn=_without_dataset,
+        data.subset(source.some), batch_size=4, num_workers=2, collate_fn=_without_dataset
     )
     samples = [sample for batch in loader for sample in batch]
     for (_, expected), sample in zip(decoded(source), samples, strict=True):

@@ -47,11 +47,7 @@ EXPORTED = {"image": 48, "text": 40, "audio": 32}  # wide enough that no sketch 
 
 
 def build(
-    make: Maker,
-    modalities: int = 3,
-    *,
-    dtype: torch.dtype = torch.float64,
-    outputs: int = OUTPUTS,
+    make: Maker, modalities: int = 3, *, dtype: torch.dtype = torch.float64, outputs: int = OUTPUTS
 ) -> Fusion:
     """Build a fusion of the first few modalities, every parameter away from its initial value."""
     torch.manual_seed(0)

@@ -216,10 +216,7 @@ SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, ex
         },
         *("WhisperFeatureExtractor", {"chunk_length": 2}),
     ),
-    "speecht5": (
-        {**SMALL, **HALF, **OTHER, "vocab_size": 60},
-        *("Wav2Vec2FeatureExtractor", {}),
-    ),
+    "speecht5": ({**SMALL, **HALF, **OTHER, "vocab_size": 60}, *("Wav2Vec2FeatureExtractor", {})),
 }
 
 

@@ -213,8 +213,7 @@ def test_a_table_describes_classes_missing_values_and_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["cafÃ©", "itâ€™s", "Ã\u00a0 la", "price: â\u201a¬5", "ÐŸÑ€", "\ufffd", "a\x00b"],
+    "text", ["cafÃ©", "itâ€™s", "Ã\u00a0 la", "price: â\u201a¬5", "ÐŸÑ€", "\ufffd", "a\x00b"]
 )
 def test_damaged_text_is_seen(text: str) -> None:
     assert damaged_text(text)

@@ -23,14 +23,7 @@ from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.explain.attribution import exact_shares, sampled_shares
 from fusionzoo.tools.explain.parts import PARTS, SeveralItems
 from fusionzoo.tools.explain.results import Explanations
-from helpers.planted_parts import (
-    CAUSE,
-    PATCH,
-    PLANTED,
-    PlantedSample,
-    planted_data,
-    planted_model,
-)
+from helpers.planted_parts import CAUSE, PATCH, PLANTED, PlantedSample, planted_data, planted_model
 
 NAMES = ("a", "b", "c")
 QUIET: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
@@ -229,9 +222,7 @@ def test_figures_are_written_as_json_and_csv(
         explanations.save(tmp_path / "why.txt")
 
 
-def test_the_summary_counts_what_decides(
-    planted: tuple[Explanations, list[PlantedSample]],
-) -> None:
+def test_the_summary_counts_what_decides(planted: tuple[Explanations, list[PlantedSample]]) -> None:
     explanations, _ = planted
     summary = explanations.summary
     assert sum(summary.decides.values()) == pytest.approx(1)

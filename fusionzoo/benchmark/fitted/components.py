@@ -52,11 +52,7 @@ class Trees(Method):
 
 
 def _grow(
-    create: Callable[..., Any],
-    setting: Setting,
-    x: Matrix,
-    y: NDArray[Any],
-    weights: Matrix | None,
+    create: Callable[..., Any], setting: Setting, x: Matrix, y: NDArray[Any], weights: Matrix | None
 ) -> Any:
     """Fit boosted trees."""
     model = create(

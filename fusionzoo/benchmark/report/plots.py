@@ -515,10 +515,7 @@ def corruptions(
 
 @rendered("score over the share of missing values")
 def missing(
-    panels: Mapping[str, Curves],
-    rates: Sequence[float],
-    highlighted: Sequence[str],
-    metric: str,
+    panels: Mapping[str, Curves], rates: Sequence[float], highlighted: Sequence[str], metric: str
 ) -> Any:
     """Draw the expected score over the share of samples that lack a modality."""
     figure, grid = panel_grid([True] * len(panels), 1.6)

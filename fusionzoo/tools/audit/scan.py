@@ -347,11 +347,7 @@ def _scan_modality(
 
 
 def _gather(
-    name: str,
-    kind: str,
-    rows: list[int],
-    measurements: list[Measurement],
-    errors: dict[int, str],
+    name: str, kind: str, rows: list[int], measurements: list[Measurement], errors: dict[int, str]
 ) -> Values:
     keys = measurements[0].numbers if measurements else {}
     prints = [x.print for x in measurements if x.print is not None]

@@ -29,15 +29,7 @@ from fusionzoo.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
 from fusionzoo.training.report import Run
 
-from .attribution import (
-    MAX_EXACT,
-    Evaluate,
-    Question,
-    Shares,
-    Subset,
-    exact_shares,
-    sampled_shares,
-)
+from .attribution import MAX_EXACT, Evaluate, Question, Shares, Subset, exact_shares, sampled_shares
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
