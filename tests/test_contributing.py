@@ -110,12 +110,14 @@ def test_the_strategy_that_is_off_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path) -> None:
+    """In a copy of the package; files whose name begins with `_` are not imported."""
     package = tmp_path / "fusionzoo"
     source = Path(fusionzoo.__file__).parent
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
     for path, code in PLACED.items():
         inside = path.relative_to("fusionzoo") if path.parts[0] == "fusionzoo" else path
         (package / inside).write_text(code)
+        (package / inside).with_name("_private.py").write_text("raise ValueError('imported')")
     done = subprocess.run(
         [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -56,12 +56,6 @@ def test_a_group_that_is_all_right_has_an_interval_over_its_clusters() -> None:
     assert other.score.mean == pytest.approx(59 / 60)
 
 
-@pytest.mark.parametrize("names", [["a"] * 60, [f"{n}" for n in range(60)]])
-def test_a_column_without_groups_is_refused(names: list[str | None]) -> None:
-    with pytest.raises(FusionZooError, match=r"--subgroups site: \d+ groups? among 60 samples"):
-        compared([1.0] * 60, names)
-
-
 def test_gains_of_seeds_are_averaged_and_hold_for_all_groups_together() -> None:
     draw = np.random.default_rng(0)
     gains, names = draw.normal(size=(3, 60)), np.array(["a", "b"] * 30)

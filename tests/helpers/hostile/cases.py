@@ -50,7 +50,6 @@ def hand_made(secret: Path) -> list[Case]:
         *_arrays(),
         *_cells(secret),
         *_tables(secret),
-        *_recipes(),
         *_model_files(),
     ]
 
@@ -62,20 +61,9 @@ def _media(format: str, name: str, contents: bytes) -> Case:
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2, body: bytes = b"") -> bytes:
     """Return a PNG with any header."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + body
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    end = _chunk(b"IDAT", zlib.compress(b"")) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + body + end
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:
@@ -553,90 +541,8 @@ def _tables(secret: Path) -> Iterator[Case]:
         yield Case("parquet", name, {"data.parquet": data})
 
 
-def _recipes() -> Iterator[Case]:
-    laughs = "a0: &a0 [x, x, x, x]\n" + "".join(
-        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40)
-    )
-    for name, text in {
-        "aliases of aliases": laughs,
-        "an alias of itself": "a: &a {b: *a}",
-        "deep": "[" * 20_000,
-        "deep by indent": "".join("  " * i + "a:\n" for i in range(500)),
-        "a tag of Python": "out: !!python/object/apply:os.system ['touch /tmp/fusionzoo-was-run']",
-        "a name of Python": "out: !!python/name:os.system",
-        "a rate of infinity": "optim: {lr: .inf}",
-        "a rate of NaN": "optim: {lr: .nan}",
-        "a rate of yes": "optim: {lr: yes}",
-        "epochs of yes": "train: {epochs: on}",
-        "a key twice": "seed: 1\nseed: 2",
-        "a key twice, in quotes": "seed: 1\n'seed': 2",
-        "a list for a mapping": "- seed",
-        "a key that is a list": "? [a, b]\n: 1",
-        "a key that is a number": "1: 2",
-        "a date": "seed: 2001-01-01",
-        "no date": "seed: 2001-99-99",
-        "to base 60": "train: {epochs: 1:30}",
-        "5000 digits": "seed: " + "9" * 5000,
-        "nulls": "\0\0\0",
-        "two documents": "--- {}\n--- {}",
-        "5 MB": "# " + "x" * 5_000_000,
-        "merged keys": "a: &a {lr: 1}\noptim: {<<: *a, <<: *a}",
-        "a number too small": "train: {batch_size: -1}",
-        "a number too large": "train: {batch_size: 1e400}",
-    }.items():
-        yield Case("yaml", name, {"recipe.yaml": text.encode()})
-    yield Case("yaml", "not UTF-8", {"recipe.yaml": b"out: \xff"})
-
-
 def _model_files() -> Iterator[Case]:
-    """Yield replacements of a model folder's files: `edit` changes keys, else whole contents."""
-    edits: dict[str, dict[str, Any]] = {
-        "a layer of 10^9": {"fusion": {"name": "gmu", "dim": 10**9}},
-        "10^9 outputs": {"num_outputs": 10**9, "classes": []},
-        "10^9 layers": {"encoders": {"text": {"name": "chars", "num_layers": 10**9}}, "kinds": {}},
-        "a width of 10^40": {"fusion": {"name": "gmu", "dim": 10**40}},
-        "negative": {"fusion": {"name": "gmu", "dim": -8}},
-        "a width that is true": {"fusion": {"name": "gmu", "dim": True}},
-        "an unknown fusion": {"fusion": {"name": "gmv", "dim": 8}},
-        "an unknown key": {"extra": 1},
-        "another format": {"format": 3},
-        "a format of words": {"format": "1"},
-        "code of a module": {"fusion": {"name": "os:system", "dim": 8}},
-        "code of a file": {"fusion": {"name": "/tmp/evil.py:A", "dim": 8}},
-        "a modality that leads elsewhere": {"encoders": {"/etc": {"name": "hf/x"}}, "kinds": {}},
-        "a model of a hub": {"encoders": {"word": {"name": "hf/a/b", "kind": "text"}}, "kinds": {}},
-        "timm of a hub": {"encoders": {"image": {"name": "timm/hf-hub:a/b"}}, "kinds": {}},
-        "a checkpoint": {
-            "encoders": {"image": {"name": "timm/resnet10t", "checkpoint_path": "/etc/passwd"}},
-            "kinds": {},
-        },
-        "a picture of 10^6": {
-            "encoders": {"image": {"name": "timm/resnet10t", "size": 10**6}},
-            "kinds": {},
-        },
-        "no encoder": {"encoders": {}},
-        "a list for encoders": {"encoders": []},
-        "a kind of smell": {"kinds": {"text": "smell"}},
-        "classes of numbers": {"classes": [1, 2]},
-        "a million classes": {"classes": [str(i) for i in range(10**6)]},
-        "targets of words": {"targets": ["price"]},
-        "align of 10^9": {"align": {"text": 10**9}},
-        "heads of 10^9": {"unimodal_dim": 10**9},
-        "standardise what is not there": {"standardise": ["smell"]},
-        "plugins": {"plugins": ["evil.py"]},
-    }
-    for name, changes in edits.items():
-        yield Case("config.json", name, {"edit": json.dumps(changes).encode()})
-    for name, data in {
-        "nothing": b"",
-        "deep": b"[" * 100_000,
-        "a list": b"[]",
-        "NaN": b'{"format": NaN}',
-        "a key twice": b'{"format": 1, "format": 1}',
-        "not UTF-8": b'{"format": "\xff"}',
-        "half of a character": b'{"format": 1, "classes": ["\\ud800"]}',
-    }.items():
-        yield Case("config.json", name, {"model/config.json": data})
+    """Yield contents of a model folder's files."""
     for name, data in {
         "nothing": b"",
         "a header of 2^63": b"\xff" * 7 + b"\x7f" + b"{}",
@@ -670,15 +576,6 @@ def _model_files() -> Iterator[Case]:
     ):
         data = json.dumps(contents).encode()
         yield Case("tokenizer", name, {f"model/text/{file}": data, "model/text/planted.py": b"1/0"})
-    for name, data in {
-        "nothing": b"",
-        "a list": b"[]",
-        "a file elsewhere": b'{"algorithm": "sha256", "files": {"../secret/secret.txt": "0"}}',
-        "an absolute path": b'{"algorithm": "sha256", "files": {"/etc/passwd": "0"}}',
-        "another algorithm": b'{"algorithm": "none", "files": {}}',
-        "a digest of another file": b'{"algorithm": "sha256", "files": {"config.json": "0"}}',
-    }.items():
-        yield Case("digests.json", name, {"model/digests.json": data})
 
 
 def _tensors(header: dict[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -22,7 +21,6 @@ from PIL import Image
 from fusionzoo.errors import FusionZooError
 
 from .cases import Case, hand_made
-from .families import families
 from .files import FORMATS, MEDIA, MODEL_FILES, TABLES, model_folder, mutate, originals
 from .run import (
     COLOUR,
@@ -35,6 +33,7 @@ from .run import (
     open_table,
     run,
 )
+from .spreadsheets import spreadsheets
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Job:
 def make_jobs(folder: Path, per_format: int, seed: int, every: int = 1) -> Iterator[Job]:
     """Yield every file; `folder` gets the secret files and the model folder.
 
-    Of the hand-made files of one format, each `every`-th; `families` are whole.
+    Of the hand-made files of one format, each `every`-th; all of `spreadsheets`.
     """
     secret = write_secrets(folder / "secret")
     model = model_folder(folder)
@@ -66,13 +65,9 @@ def make_jobs(folder: Path, per_format: int, seed: int, every: int = 1) -> Itera
             yield Job(format, "mutated", f"{how} {count}", _opener(format, index, data, model))
     for case in hand_made(secret)[::every]:
         yield Job(case.format, "hand-made", case.name, lambda root, x=case: _open(x, root, model))
-    for family in families():
-        yield Job(
-            family.format,
-            "hand-made",
-            family.name,
-            lambda root, x=family: lambda: x.open(root),  # type: ignore[misc]
-        )
+    for sheet in spreadsheets():
+        work = lambda root, x=sheet: lambda: x.open(root)  # type: ignore[misc]  # noqa: E731
+        yield Job(sheet.format, "hand-made", sheet.name, work)
 
 
 def write_secrets(folder: Path) -> Path:
@@ -122,9 +117,6 @@ def _open_copy(model: Path, root: Path, files: dict[str, bytes]) -> Callable[[],
 def _open(case: Case, root: Path, model: Path) -> Callable[[], Any]:
     if case.format in MODEL_FILES:
         files = {name.removeprefix("model/"): data for name, data in case.files.items()}
-        if "edit" in files:
-            config = json.loads((model / "config.json").read_text())
-            files = {"config.json": json.dumps(config | json.loads(files["edit"])).encode()}
         return _open_copy(model, root, files)
     for name, data in case.files.items():
         (root / name).write_bytes(data)
@@ -135,7 +127,7 @@ def _open(case: Case, root: Path, model: Path) -> Callable[[], Any]:
     if case.kind:
         return lambda: open_media(case.kind, case.cell, root)
     (path,) = (root / name for name in case.files)
-    return lambda: open_recipe(path) if case.format == "yaml" else open_table(path)
+    return lambda: open_table(path)
 
 
 def warm_up(folder: Path) -> None:
