@@ -14,23 +14,11 @@ from fusionzoo.cli import main
 from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
+from helpers.python import run_python
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ROOT = Path(__file__).parents[1]
 LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
-
-
-def run(code: str, **environment: str) -> str:
-    """Run Python code in a fresh process; return what it printed last."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +27,7 @@ def run(code: str, **environment: str) -> str:
 def test_the_zoo_is_shown_without_torch(command: list[str]) -> None:
     heavy = ("torch", "numpy", "pydantic", "timm", "transformers")
     code = f"from fusionzoo.cli import main; main({command!r}); {LOADED.format(heavy)}"
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:
@@ -48,7 +36,7 @@ def test_training_imports_fsdp_only_to_share_out_weights() -> None:
         "import fusionzoo.training.build, fusionzoo.training.fit, fusionzoo.training.trainer\n"
         "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
     )
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 @pytest.mark.slow
@@ -57,7 +45,7 @@ def test_timm_does_not_bring_wandb() -> None:
         "from fusionzoo.encoders import create_encoder\n"
         "create_encoder('image', 'timm/resnet10t', pretrained=False)\n" + LOADED.format(("wandb",))
     )
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 def test_digits_are_those_of_scikit_learn() -> None:

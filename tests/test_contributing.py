@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
 from fusionzoo.testing.runner import fusion_suite, objective_suite
 from fusionzoo.training.balance import BALANCE
+from helpers.python import run_python
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "plugins.md").read_text()
@@ -118,10 +117,8 @@ def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path)
         inside = path.relative_to("fusionzoo") if path.parts[0] == "fusionzoo" else path
         (package / inside).write_text(code)
         (package / inside).with_name("_private.py").write_text("raise ValueError('imported')")
-    done = subprocess.run(
-        [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert set(NAMES.values()) <= set(done.stdout.split()), done.stderr
+    listed = run_python(f"import sys; sys.path.insert(0, '')\n{LISTED}", cwd=tmp_path)
+    assert set(NAMES.values()) <= set(listed.split())
 
 
 def count_table(path: Path) -> dict[str, object]:

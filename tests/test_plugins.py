@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +29,7 @@ from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.balance import Balance
 from fusionzoo.zoo import facts
+from helpers.python import run_python
 
 pytestmark = pytest.mark.usefixtures("forget_plugins")
 MINE = '''"""A fusion, an encoder and a data set in one file, outside of the repository."""
@@ -133,18 +133,6 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def run(code: str, *args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a fresh process."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *args],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 # ---- files and modules
 
 
@@ -230,8 +218,7 @@ def test_a_fresh_process_unpickles_what_a_plugin_file_defines(mine: Path) -> Non
         "import pickle, sys\nprepare = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
         "print(prepare('a b')['ids'].tolist())"
     )
-    done = run(code, data, cwd=mine.parent)
-    assert done.stdout == f"{prepare('a b')['ids'].tolist()}\n", done.stderr
+    assert run_python(code, data) == f"{prepare('a b')['ids'].tolist()}\n"
 
 
 # ---- installed packages
@@ -557,8 +544,7 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
     cache = {"FUSIONZOO_CACHE": str(tmp_path / "cache")}
 
     def command(*args: str) -> None:
-        done = run(code, *args, *own, cwd=tmp_path, **cache)
-        assert done.returncode == 0, done.stderr
+        run_python(code, *args, *own, cwd=tmp_path, **cache)
 
     command("train", *WHOLE, "--train.epochs", "1", "--log", "none", "--out", "run",
             "--dist.nproc", "2", "--train.num_workers", "1")  # fmt: skip
@@ -577,7 +563,7 @@ def test_everything_works_from_the_command_line_and_in_worker_processes(
         "model = fz.load('run', plugins=[sys.argv[1]])\n"
         "print(model.predict([{'text': 'so high'}])[0].label)"
     )
-    assert run(load, str(mine), cwd=tmp_path).stdout.strip() in ("high", "low")
+    assert run_python(load, str(mine), cwd=tmp_path).strip() in ("high", "low")
 
 
 def test_a_plugins_changed_code_makes_benchmark_cells_anew(mine: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fusionzoo.benchmark.report.results import Summary, Validation, choose
 from fusionzoo.benchmark.report.summary import controls
 from fusionzoo.benchmark.report.verdict import figures, tied_with_leader, verdict
 from fusionzoo.html.template import code
-from helpers.planted import CLASSES, ITEMS, TARGET, candidate, summary
+from helpers.planted import ITEMS, TARGET, candidate, summary
 
 IMAGE = ("alone:image", [0.30, 0.31, 0.30])
 
@@ -240,8 +240,3 @@ def test_the_report_states_that_no_controls_were_run() -> None:
 
 def test_html_shows_names_as_code_and_escapes_the_rest() -> None:
     assert code("`gmu` <0.001") == "<code>gmu</code> &lt;0.001"
-
-
-def test_planted_candidates_are_right_as_often_as_planted() -> None:
-    assert CLASSES > 2
-    assert candidate("sum", [0.25]).logits.argmax(-1).eq(TARGET).double().mean() == 0.25

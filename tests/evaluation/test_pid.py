@@ -96,15 +96,8 @@ def test_too_few_samples_are_one_clear_error() -> None:
 
 def pair_of(*parts: float) -> Pair:
     nan = InformationParts(*[float("nan")] * 4)
-    return Pair(
-        first="a",
-        second="b",
-        parts=InformationParts(*parts),
-        low=nan,
-        high=nan,
-        clusters=(2,),
-        rows=9,
-    )
+    known = {"first": "a", "second": "b", "low": nan, "high": nan, "clusters": (2,), "rows": 9}
+    return Pair(parts=InformationParts(*parts), **known)
 
 
 def test_the_advice_follows_the_largest_part() -> None:

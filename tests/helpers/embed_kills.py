@@ -158,17 +158,9 @@ def main() -> int:
             finish(start(options.ranks, folder / "meet-last", [*args, *killed]), folder)
         files = [(folder / f"{x}.parquet").read_bytes() for x in ("whole", "killed")]
     same = files[0] == files[1]
+    about = {"benchmark": "embed_kills", "engine": options.engine, "ranks": options.ranks}
     figures = {"kills": kills, "parts_after_each": left, "seconds": round(seconds, 2), "same": same}
-    print(
-        json.dumps(
-            {
-                "benchmark": "embed_kills",
-                "engine": options.engine,
-                "ranks": options.ranks,
-                **figures,
-            }
-        )
-    )
+    print(json.dumps({**about, **figures}))
     return 0 if same else 1
 
 
