@@ -125,11 +125,8 @@ def tested_weights(bench: Bench, job: Job, trained: Trained) -> list[Weights]:
         return [fit_result.weights for fit_result in trained.fits]
     epochs = [fit_result.best_epoch for fit_result in trained.fits]
     models, feed = build(bench, job)
-    cfg, rows = (
-        training_settings(bench.cfg, job.training),
-        learned_rows(bench, bench.folds[job.fold]),
-    )
-    targets = _targets(bench, job)
+    cfg = training_settings(bench.cfg, job.training)
+    rows, targets = learned_rows(bench, bench.folds[job.fold]), _targets(bench, job)
     trainer = _trainer(bench, job, models, feed, cfg, targets, rows)
     return refit(trainer, feed, targets, rows, job.seeds, epochs)
 
@@ -231,9 +228,8 @@ def _build_with_encoders(bench: Bench, job: Job) -> tuple[list[FusionModel], Bat
     models = []
     for seed in job.seeds:
         seed_everything(seed)
-        model = create_model(
-            fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
-        )
+        labels = dict[str, Any](classes=bench.classes, targets=bench.scheme)
+        model = create_model(fusion, components, **labels, kinds=kinds)
         set_augmentation(model.named_encoders(), cfg.data.get("augment"), dataset.modalities)
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:

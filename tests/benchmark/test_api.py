@@ -109,8 +109,8 @@ def test_a_name_a_path_and_a_folder_are_recognised(
     ]
 
 
-def test_data_of_another_type_is_an_error_that_lists_the_types() -> None:
-    with pytest.raises(FusionZooError, match=r"type ndarray; .*a DataFrame, .*PairedDataset"):
+def test_data_of_another_type_is_an_error() -> None:
+    with pytest.raises(FusionZooError, match="data is of type ndarray, and no name"):
         data_settings(np.zeros((2, 2)))
 
 
@@ -133,8 +133,7 @@ def test_data_sets_in_memory_are_told_apart_by_values_labels_and_splits() -> Non
     data = dataset()
     assert dataset_settings(data) == dataset_settings(dataset())
     others = [dataset(noise=0.9), dataset(flip=0.5), data.subset(range(100)), data.select("a")]
-    keys = {dataset_settings(other)["in_memory"] for other in [data, *others]}
-    assert len(keys) == 5
+    assert len({dataset_settings(other)["in_memory"] for other in [data, *others]}) == 5
 
 
 # ---- settings

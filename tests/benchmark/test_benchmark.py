@@ -251,8 +251,7 @@ def test_folds_test_every_sample_once(tmp_path: Path) -> None:
     for fold in bench.folds:
         parts = [set(part.tolist()) for part in (fold.train, fold.val, fold.test)]
         assert sum(map(len, parts)) == len(set.union(*parts)) == len(dataset)
-    summary = run(cfg)
-    assert summary["data"]["test"] == 400
+    assert run(cfg)["data"]["test"] == 400
 
 
 def test_folds_keep_groups_together() -> None:
@@ -441,8 +440,7 @@ def test_models_that_tuning_trained_are_tested_as_those_trained_again(
     first = run(small(tmp_path / "a", **changes))
     assert any(reused)
     monkeypatch.setattr(jobs, "run_job", lambda bench, job, trained=None: before(bench, job))
-    second = run(small(tmp_path / "b", **changes))
-    assert first["leaderboard"] == second["leaderboard"]
+    assert first["leaderboard"] == run(small(tmp_path / "b", **changes))["leaderboard"]
 
 
 @pytest.mark.parametrize("folds", [0, 3])
@@ -629,8 +627,7 @@ def test_damaged_samples_are_tested_last_with_the_same_results(
     monkeypatch.undo()
     assert run(small(tmp_path / "a", **changes)) == whole  # stopped, and continued
     monkeypatch.setattr(examine, "tests_damage_later", lambda bench: False)
-    at_once = run(small(tmp_path / "b", **changes))
-    assert at_once["leaderboard"] == whole["leaderboard"]
+    assert run(small(tmp_path / "b", **changes))["leaderboard"] == whole["leaderboard"]
     rows = [
         pq.read_table(tmp_path / name / "results.parquet").to_pylist() for name in ("whole", "b")
     ]
@@ -642,8 +639,7 @@ def test_models_whose_weights_are_damaged_are_trained_again(tmp_path: Path) -> N
     whole = run(cfg)
     bench, dataset = setup.open_bench(cfg)
     bench = encoding.prepare(bench, dataset, tokens=False)
-    job = schedule.first_job(bench, "sum", 0)
-    path = schedule.path_of(bench, job)
+    path = schedule.path_of(bench, schedule.first_job(bench, "sum", 0))
     store.weights_path(path).write_bytes(b"half a fi")
     assert run(cfg)["leaderboard"] == whole["leaderboard"]
     assert not store.weights_path(path).exists()
@@ -696,8 +692,7 @@ def test_no_candidate_starts_from_the_head_that_an_encoder_was_trained_under(
 
 
 def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
-    cfg = small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False)
-    run(cfg)
+    run(small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False))
     views = [e.metadata["description"]["view"] for e in cache.feature_cache().entries()]
     assert sorted(views) == [0, 0, 1, 1]
 
@@ -906,14 +901,12 @@ def test_the_minutes_of_all_runs_of_a_report_add_up(tmp_path: Path) -> None:
     first = dict(read_laps(tmp_path))
     assert first["first seed"] > 0
     run(cfg)
-    second = dict(read_laps(tmp_path))
-    assert second["first seed"] >= first["first seed"]
+    assert dict(read_laps(tmp_path))["first seed"] >= first["first seed"]
     assert "Where the minutes went" in (tmp_path / "index.html").read_text()
 
 
 def test_pretrained_encoders_encode_damaged_samples_once_for_all_folds(tmp_path: Path) -> None:
-    cfg = small(tmp_path, folds=4, seeds=1)
-    bench, dataset = setup.open_bench(cfg)
+    bench, dataset = setup.open_bench(small(tmp_path, folds=4, seeds=1))
     bench = prepare.prepare(bench, dataset, tokens=False)
     entries = [{str(damaged.description) for damaged in fold.values()} for fold in bench.corrupted]
     assert all(fold == entries[0] for fold in entries)

@@ -310,8 +310,7 @@ def test_a_page_with_every_fusion_stays_small_and_shows_where_the_minutes_went(
 def test_a_browser_shows_and_sorts_it(
     which: str, width: int, dark: bool, request: pytest.FixtureRequest
 ) -> None:
-    page = request.getfixturevalue(which)
-    found = probe(page, PROBE, width, dark)
+    found = probe(request.getfixturevalue(which), PROBE, width, dark)
     assert found["errors"] == []
     assert found["width"] == width
     # sorted, also where a column has units

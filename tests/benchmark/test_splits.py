@@ -149,8 +149,7 @@ def test_a_sample_that_is_tested_twice_counts_once_in_the_interval() -> None:
 
 
 def test_without_singles_the_verdict_says_that_nothing_is_compared(tmp_path: Path) -> None:
-    data = {"name": "interactions", "task": "and", "samples": 80}
-    changes = {**QUICK, "data": data}
+    changes = {**QUICK, "data": {"name": "interactions", "task": "and", "samples": 80}}
     report = api.run(small(tmp_path / "none", **changes))
     names = {line["candidate"] for line in report.figures["leaderboard"]}
     assert names == {"sum", "majority class"}

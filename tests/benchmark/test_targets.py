@@ -24,8 +24,7 @@ ROWS = 150
 
 def table(path: Path, kind: str, unlabelled: int = 0) -> dict[str, Any]:
     """A manifest with two vectors, a and b, whose sum and difference determine the target."""
-    draw = np.random.default_rng(0)
-    a, b = draw.standard_normal((2, ROWS, 3))
+    a, b = np.random.default_rng(0).standard_normal((2, ROWS, 3))
     total, difference = a[:, 0] + b[:, 0], a[:, 1] - b[:, 1]
     cells = {
         "regression": [f"{30 + 5 * x:.4f}" for x in total],

@@ -181,8 +181,7 @@ def predictions(correct: float, target: torch.Tensor = TARGET) -> torch.Tensor:
     """Predictions of which this share is correct, spread evenly over the classes; the others are
     off by 1, 2, ... classes in turn."""
     classes = int(target.max()) + 1
-    number = torch.arange(len(target))
-    wrong = (target + 1 + number // classes % (classes - 1)) % classes
+    wrong = (target + 1 + torch.arange(len(target)) // classes % (classes - 1)) % classes
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
     return torch.where(order < correct * len(target), target, wrong)
 

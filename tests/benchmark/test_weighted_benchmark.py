@@ -65,11 +65,9 @@ def test_scores_intervals_and_gains_are_those_of_the_weighted_mean() -> None:
 
 
 def test_equal_weights_compare_as_none() -> None:
-    draw = np.random.default_rng(0)
-    a, b = draw.integers(0, 2, (2, 3, 50)).astype(float)
+    a, b = np.random.default_rng(0).integers(0, 2, (2, 3, 50)).astype(float)
     found = compare(a, b, weights=np.full(50, 3.0))
-    plain = compare(a, b)._replace(mcnemar_p=np.nan)
-    assert found == pytest.approx(plain, nan_ok=True)
+    assert found == pytest.approx(compare(a, b)._replace(mcnemar_p=np.nan), nan_ok=True)
 
 
 # ---- fitted models

@@ -477,8 +477,7 @@ def renaming_p(predictions: Tensor, target: Tensor, classes: int) -> float:
     generator = np.random.default_rng(0)
     names = generator.permuted(np.tile(np.arange(classes), (RENAMINGS, 1)), axis=1)
     renamed = excess[np.arange(classes), names].sum(1)
-    at_least = int((renamed >= np.trace(excess) - 1e-12).sum())
-    return (at_least + 1) / (RENAMINGS + 1)
+    return (int((renamed >= np.trace(excess) - 1e-12).sum()) + 1) / (RENAMINGS + 1)
 
 
 def _figures(accuracies: dict[str, float], chance: float, limit: float, samples: int) -> str:
