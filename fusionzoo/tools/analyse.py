@@ -171,19 +171,9 @@ def analyse(
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
     if model is not None or cfg.model:
         return _analyse_model(cfg, model, dataset)
-    bench = BenchmarkConfig(
-        plugins=cfg.plugins,
-        data=cfg.data,
-        target=cfg.target,
-        encoders=cfg.encoders,
-        folds=cfg.folds,
-        tune=0,
-        corruptions="none",
-        jobs=cfg.jobs,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        seed=cfg.seed,
-    )
+    names = ("plugins", "data", "target", "encoders", "folds", "jobs", "num_workers", "device")
+    settings = {name: getattr(cfg, name) for name in (*names, "seed")}
+    bench = BenchmarkConfig(**settings, tune=0, corruptions="none")
     if isinstance(dataset, dict):
         done = complete_data(dataset, cfg.target)
         done.show()
@@ -221,10 +211,8 @@ def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMem
     def score(logits: Tensor) -> tuple[str, float]:
         return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
 
-    batches = [
-        features
-        for _, features in encode_batches(model, samples, settings, "encode", by_length=False)
-    ]
+    encoded = encode_batches(model, samples, settings, "encode", by_length=False)
+    batches = [features for _, features in encoded]
     features = {name: join_batches([batch[name] for batch in batches]) for name in batches[0]}
     result = interactions(model.fusion, features, score, seed=cfg.seed)
     note = f"{len(chosen)} of {len(complete)} complete samples of split {cfg.split!r}"
@@ -271,10 +259,7 @@ def print_analysis(analysis: Analysis) -> None:
         rows = [
             (
                 f"{pair.first} | {pair.second}",
-                *(
-                    _with_interval(*bounds)
-                    for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
-                ),
+                *map(_with_interval, pair.parts, pair.low, pair.high),
                 f"{pair.parts.total:.3f}",
                 "/".join(map(str, dict.fromkeys(pair.clusters))),
                 f"{pair.rows:,}",

@@ -296,8 +296,7 @@ def test_the_command_tells_fitness_by_its_exit_code(
     assert len(twins["groups"]) == twins["samples"] == 3
     for words in (["nothing.csv"], [], [str(clean), "--data.sheet", "1"], [str(clean), "--n", "3"]):
         assert main(["data", "check", *words]) == 2
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("error: ")
+        assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: ")
 
 
 def test_settings_of_the_data_set_are_flags(tmp_path: Path) -> None:
@@ -348,8 +347,7 @@ def test_a_contact_sheet_shows_samples_of_each_class(suffix: str, tmp_path: Path
     else:
         page = out.read_text(encoding="utf-8")
         assert page.count('<article class="sample">') == 10
-        labels = re.findall(r"<i>(\d)</i>", page)
-        assert sorted(labels) == list("0123456789")
+        assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
         assert page.count("data:image/") == page.count('class="wave"') == 10
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
@@ -36,11 +36,16 @@ from .checks import (
     unreadable,
 )
 from .copies import duplicates
-from .scan import SEVERITIES, AuditReport, Check, Describe, Finding, ScannedData, scan_values
-
-if TYPE_CHECKING:
-    from .scan import AuditReport
-
+from .scan import (
+    SEVERITIES,
+    AuditReport,
+    Check,
+    Describe,
+    Finding,
+    ScannedData,
+    counted,
+    scan_values,
+)
 
 # Findings of equal severity are shown in this order.
 CHECKS: tuple[Check, ...] = (
@@ -176,14 +181,13 @@ def print_report(report: AuditReport) -> None:
         header = ("severity", "finding", "column", "samples", "more")
         print_table(f"Findings in {dataset.source}", header, rows)
     errors = sum(finding.severity == "error" for finding in report.findings)
-    verdict = "fit" if report.fit else f"not fit: {errors} error{'' if errors == 1 else 's'}"
+    verdict = "fit" if report.fit else f"not fit: {counted(errors, 'error')}"
     seconds = sum(report.seconds.values())
     print(f"{dataset.source}: {len(dataset):,} samples, {verdict} (checked in {seconds:.1f} s)")
 
 
 def _show(cfg: ShowConfig) -> int:
     from .page import pick_rows, write_contact_sheet
-    from .scan import ScannedData
 
     dataset, refusals = open_leniently(_settings(cfg))
     scan = ScannedData(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)
