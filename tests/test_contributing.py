@@ -23,7 +23,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.evaluation.robustness import SEVERITIES, corrupt
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
-from fusionzoo.testing.runner import fusion_suite, objective_suite
+from fusionzoo.testing.runner import SUITES
 from fusionzoo.training.balance import BALANCE
 from helpers.python import run_python
 
@@ -58,7 +58,7 @@ def test_there_is_one_of_each_kind() -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_the_fusion_keeps_the_contract() -> None:
-    suite = fusion_suite()
+    suite = SUITES["fusion"]()
     results = suite.checks.run(suite.load(NAMES["fusion"], {}))
     assert [(name, problem) for name, problem in results if problem] == []
 
@@ -137,7 +137,7 @@ def count_table(path: Path) -> dict[str, object]:
 
 @pytest.mark.usefixtures("plugins")
 def test_the_objective_keeps_the_contract() -> None:
-    suite = objective_suite()
+    suite = SUITES["objective"]()
     results = list(suite.checks.run(suite.load("poisson", {})))
     assert len(results) == len(suite.checks) == 10
     assert [(name, problem) for name, problem in results if problem] == []
@@ -155,8 +155,7 @@ def test_the_objective_trains_and_its_model_needs_the_plugin(
     flags += ["--data.kinds.b", "vector", "--fusion", "sum", "--fusion.dim", "8"]
     flags += ["--optim.lr", "0.02", "--train.epochs", "12", "--log", "none"]
     assert train([*flags, "--out", str(tmp_path / "run")]) == 0
-    figures = capsys.readouterr().out
-    assert "deviance" in figures
+    assert "deviance" in capsys.readouterr().out
     model = fusionzoo.load(tmp_path / "run")
     low, high = model.predict([{"a": [x, 0, 0], "b": [x, 0, 0]} for x in (-1.5, 1.5)])
     assert 0 < low < 1 < high  # expected counts; 0.3 and 5.5 are right

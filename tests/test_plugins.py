@@ -523,7 +523,7 @@ def test_zoo_check_holds_a_plugins_fusion_to_the_contract(
 
     monkeypatch.chdir(mine.parent)
     few = Checks(dict(list(fusions.CHECKS.items())[:3]))
-    suite = runner.fusion_suite()._replace(checks=few)
+    suite = runner.SUITES["fusion"]()._replace(checks=few)
     monkeypatch.setitem(runner.SUITES, "fusion", lambda: suite)
     assert main(["zoo", "check", target, "--plugins", str(mine)]) == 0
     assert "3 of 3 checks passed" in capsys.readouterr().out

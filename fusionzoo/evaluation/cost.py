@@ -52,8 +52,7 @@ def head_cost(fusion: Fusion, features: Mapping[str, Features]) -> dict[str, flo
     def first_rows(count: int) -> dict[str, Features]:
         return {name: Features(*(x[:count] for x in tensors)) for name, tensors in features.items()}
 
-    rows = len(next(iter(features.values())).mask)
-    batch = min(rows, 64)
+    batch = min(len(next(iter(features.values())).mask), 64)
     parameters = sum(p.numel() for p in fusion.parameters())
     activations = _saved_bytes(fusion, first_rows(32))
     fusion.eval()
@@ -78,10 +77,8 @@ def _saved_bytes(fusion: Fusion, features: Mapping[str, Features]) -> int:
         return tensor
 
     # The output stays alive until the end of the block, so that no address is reused.
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
-    ):
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with torch.random.fork_rng(devices=[]), hooks:
         output = fusion.train()(features)
     del output
     return sum(bytes_by_storage.values())

@@ -19,8 +19,7 @@ def test_a_model_that_says_what_it_knows_is_calibrated() -> None:
     chance = torch.rand(20_000, generator=draw, dtype=torch.float64)
     target = (torch.rand(20_000, generator=draw) < chance).long()
     logits = torch.stack([(1 - chance).log(), chance.log()], dim=1)
-    honest = calibration(logits, target)
-    assert honest["ece"] < 0.01
+    assert calibration(logits, target)["ece"] < 0.01
     assert calibration(3 * logits, target)["ece"] > 0.1  # overconfident
 
 
@@ -36,8 +35,7 @@ def test_brier_and_likelihood_agree_with_sklearn() -> None:
 
 
 def test_bins_are_of_equal_width_and_cover_everything() -> None:
-    probabilities = torch.rand(155, 4).softmax(-1)
-    bins = reliability(probabilities, torch.zeros(155, dtype=torch.int64))
+    bins = reliability(torch.rand(155, 4).softmax(-1), torch.zeros(155, dtype=torch.int64))
     assert bins.size.sum() == 155
     assert (bins.size > 0).all()  # empty bins are left out
     assert (bins.confidence.diff() > 0).all()

@@ -33,8 +33,7 @@ def product_of(parts: Sequence[torch.Tensor], combine: Any = torch.prod) -> Logi
 
 @pytest.mark.parametrize("modalities", [2, 3, 4])
 def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
-    parts = [draws(ROWS, 3 + m)[:, :3] for m in range(modalities)]
-    logits = product_of(parts, torch.sum)
+    logits = product_of([draws(ROWS, 3 + m)[:, :3] for m in range(modalities)], torch.sum)
     found = project(logits, ROWS, modalities, 5, 0).mean(0)
     every = [np.arange(ROWS)] * modalities
     torch.testing.assert_close(found, logits(every), rtol=0, atol=1e-12)
@@ -42,8 +41,7 @@ def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
 
 def test_the_projection_of_two_is_the_best_additive_fit() -> None:
     parts = [draws(ROWS, 2), draws(ROWS, 4)[:, :2]]
-    logits = product_of(parts)
-    found = project(logits, ROWS, 2, 1, 0)[0]
+    found = project(product_of(parts), ROWS, 2, 1, 0)[0]
     table = parts[0][:, None] * parts[1][None]  # (n, n, K)
     fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
     diagonal = torch.arange(ROWS)

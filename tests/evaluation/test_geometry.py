@@ -45,8 +45,7 @@ def test_uniformity_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_effective_rank_counts_the_directions_in_use() -> None:
     line = torch.arange(20.0)[:, None] * drawn(1, 8)
     assert effective_rank(line) == pytest.approx(1, abs=1e-4)
-    spread = torch.cat([torch.eye(6), -torch.eye(6)])
-    assert effective_rank(spread) == pytest.approx(6)
+    assert effective_rank(torch.cat([torch.eye(6), -torch.eye(6)])) == pytest.approx(6)
 
 
 def test_the_gap_is_the_distance_of_the_means() -> None:

@@ -104,8 +104,7 @@ def test_regression_figures_are_the_means_over_the_targets() -> None:
 
 
 def test_a_target_that_never_varies_does_not_count_in_r2_and_rank_correlation() -> None:
-    moving = torch.tensor([1.0, 2, 3, 4])
-    target = torch.stack([moving, torch.full((4,), 7.0)], dim=1)
+    target = torch.stack([torch.tensor([1.0, 2, 3, 4]), torch.full((4,), 7.0)], dim=1)
     exact = figures("regression", target, target)
     assert (exact["r2"], exact["spearman"]) == (pytest.approx(1), pytest.approx(1))
     wrong = figures("regression", target + torch.tensor([0.0, 1.0]), target)

@@ -39,12 +39,10 @@ def test_parts_add_up_keep_marginals_and_swap_with_the_sources() -> None:
     joint = information(table.reshape(-1, 3))
     single = [information(table.sum(axis)) for axis in (1, 0)]
     assert sum(parts) == pytest.approx(joint, abs=1e-9)
-    coinformation = sum(single) - joint
-    assert parts.redundancy - parts.synergy == pytest.approx(coinformation, abs=1e-9)
+    assert parts.redundancy - parts.synergy == pytest.approx(sum(single) - joint, abs=1e-9)
     assert min(parts) > -1e-6
     swapped = decompose(table.transpose(1, 0, 2))
-    expected = (parts[0], parts[2], parts[1], parts[3])
-    np.testing.assert_allclose(swapped, expected, atol=1e-5)
+    np.testing.assert_allclose(swapped, (parts[0], parts[2], parts[1], parts[3]), atol=1e-5)
     q = least_informative(table.sum(1), table.sum(0), 300)
     np.testing.assert_allclose(q.sum(1), table.sum(1), atol=1e-9)
     np.testing.assert_allclose(q.sum(0), table.sum(0), atol=1e-9)

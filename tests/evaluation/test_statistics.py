@@ -37,8 +37,7 @@ def test_one_seed_leaves_the_paired_t_test_over_items() -> None:
 
 
 def test_the_crossed_variance_is_that_of_the_analysis_of_variance() -> None:
-    seeds = DRAW.standard_normal((4, 1))
-    scores = 0.5 + seeds + DRAW.standard_normal((4, 50))
+    scores = 0.5 + DRAW.standard_normal((4, 1)) + DRAW.standard_normal((4, 50))
     interval, _ = crossed(scores)
     by_item, by_seed, mean = scores.mean(0), scores.mean(1), scores.mean()
     items = 4 * by_item.var(ddof=1)
@@ -177,8 +176,7 @@ def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
 
 def test_groups_are_the_items_and_keep_the_mean() -> None:
     scores = np.random.default_rng(0).normal(size=(3, 12))
-    groups = [*"aabbbbccdefg"]
-    grouped = by_group(scores, groups)
+    grouped = by_group(scores, [*"aabbbbccdefg"])
     assert grouped.shape == (3, 7)
     assert grouped.mean() == pytest.approx(scores.mean())
     assert by_group(scores, [str(k) for k in range(12)]) is scores

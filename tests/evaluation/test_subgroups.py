@@ -57,10 +57,8 @@ def test_a_group_that_is_all_right_has_an_interval_over_its_clusters() -> None:
 
 
 def test_gains_of_seeds_are_averaged_and_hold_for_all_groups_together() -> None:
-    draw = np.random.default_rng(0)
-    gains, names = draw.normal(size=(3, 60)), np.array(["a", "b"] * 30)
-    keys = [f"{n}" for n in range(60)]
-    by_group = subgroup_gains(gains, names, keys)
+    gains, names = np.random.default_rng(0).normal(size=(3, 60)), np.array(["a", "b"] * 30)
+    by_group = subgroup_gains(gains, names, [f"{n}" for n in range(60)])
     for name, interval in by_group.items():
         assert interval.mean == pytest.approx(gains[:, names == name].mean())
         alone, _ = crossed(gains[:, names == name])
