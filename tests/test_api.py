@@ -102,8 +102,7 @@ def test_a_path_a_table_and_a_data_frame_of_the_same_rows_train_the_same_model(
 
 
 def test_a_name_settings_and_an_open_data_set_train_the_same_model(run: fz.Run) -> None:
-    dataset = fz.create_dataset(**VECTORS)
-    again = fz.train(dataset, **QUICK, out="runs/open")
+    again = fz.train(fz.create_dataset(**VECTORS), **QUICK, out="runs/open")
     assert weights(again) == weights(run)
     assert again.metrics["test"] == run.metrics["test"]
     assert fz.train(config={"data": VECTORS}, **QUICK, out="runs/b").exit_code == 0

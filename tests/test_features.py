@@ -77,8 +77,7 @@ def test_a_warm_cache_computes_nothing(tmp_path: Path) -> None:
     def never(_: object) -> StoredFeatures:
         raise AssertionError("computed again")
 
-    stored = cache.get(description, never)
-    assert len(stored.pooled) == 40
+    assert len(cache.get(description, never).pooled) == 40
 
 
 class Stopped(Exception):
@@ -395,8 +394,7 @@ def test_pruning_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:
         cache.save({"entry": number}, stored)
         time.sleep(0.02)
     cache.load({"entry": 0})
-    size = next(iter(cache.entries())).size
-    assert cache.prune(keep_bytes=2 * size + 10) > 0
+    assert cache.prune(keep_bytes=2 * next(iter(cache.entries())).size + 10) > 0
     assert cache.load({"entry": 1}) is None
     assert cache.load({"entry": 0}) is not None
     cache.prune(keep_days=0.0)
@@ -425,11 +423,9 @@ def test_augmented_views_differ_from_each_other_and_repeat_exactly() -> None:
 def test_standardised_training_features_are_centred_and_of_one_length(
     kind: str, per_feature: bool
 ) -> None:
-    encoder = build("text")
-    stored = encode(encoder, some(), progress=False)
+    stored = encode(build("text"), some(), progress=False)
     rows = torch.arange(40)
-    module = measure(stored, rows, kind, with_tokens=True)
-    scaled = module(stored.take(rows))
+    scaled = measure(stored, rows, kind, with_tokens=True)(stored.take(rows))
     present = scaled.mask.any(1)
     for vectors in (scaled.pooled[present], scaled.tokens[scaled.mask]):
         assert vectors.mean(0).abs().max() < 1e-4

@@ -176,8 +176,7 @@ def test_functions_are_short() -> None:
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the lines of a body; the settings in a docstring are a table, and no code."""
     has_docstring = ast.get_docstring(function) is not None and len(function.body) > 1
-    first = function.body[1 if has_docstring else 0]
-    return (function.end_lineno or 0) - first.lineno + 1
+    return (function.end_lineno or 0) - function.body[1 if has_docstring else 0].lineno + 1
 
 
 def test_constants_stand_before_functions() -> None:

@@ -183,8 +183,7 @@ def test_the_python_example_prints_what_it_says() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "train.md"])
 def test_the_python_api_does_what_the_example_says(page: str, tmp_path: Path) -> None:
-    code = python_block("fz.train(", page)
-    run_python(code, cwd=tmp_path)
+    run_python(python_block("fz.train(", page), cwd=tmp_path)
     header = (tmp_path / "predictions.csv").read_text().splitlines()[0]
     assert header.startswith('"id","label","p_')
     assert '"present_' in header

@@ -158,8 +158,7 @@ def write_table(kind: str, rows: Sequence[Mapping[str, str]]) -> tuple[Any, str,
     """Write the rows in a format; return what to train on, the target and what it is said to be."""
     cells = [as_cells(row) for row in rows]
     if kind == "cp1252":
-        names = [name for name in rows[0] if name != "Patient"]
-        write_rows("kis.csv", rows, names)
+        write_rows("kis.csv", rows, [name for name in rows[0] if name != "Patient"])
         Path("kis.csv").write_bytes(Path("kis.csv").read_text().encode("cp1252"))
         return "kis.csv", "Befundschwere", "classes"
     if kind == "xlsx":

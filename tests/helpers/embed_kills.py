@@ -110,8 +110,7 @@ def run_on_ray(parts: Path, args: list[str], draw: random.Random) -> tuple[int, 
                 os.kill(draw.choice(pids), signal.SIGKILL)
                 left.append(written)
 
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
+    threading.Thread(target=kill, daemon=True).start()
     assert embed([*args, "--engine", "ray", "--actors", "2"]) == 0
     return len(left), left
 

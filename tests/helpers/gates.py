@@ -52,6 +52,5 @@ def planted_letters() -> PidInputs:
     letters, speakers = draw.standard_normal((10, 16)), draw.standard_normal((4, 32))
     audio = np.concatenate([letters[target], 2.5 * speakers[speaker]], axis=1) + 0.7 * noise[0]
     text = draw.standard_normal((10, 16))[target] + 0.9 * noise[1, :, :16]
-    features = {"audio": audio, "text": text}
-    folds = folds_of(features, target, draw)
+    folds = folds_of({"audio": audio, "text": text}, target, draw)
     return PidInputs(folds=folds, classes=10, clusters=None, seed=0, fixed=True)

@@ -58,8 +58,7 @@ def damaged(
     row = {"fold": 0, "seed": 0, "samples": 1, "subset": "full", "modality": ""}
     row |= {"corruption": "", "severity": 0}
     for subset in subsets(modalities)[:-1]:
-        weights = [1 / (2 + modalities.index(name)) for name in subset]
-        share = 0.3 + 0.6 * sum(weights)
+        share = 0.3 + 0.6 * sum([1 / (2 + modalities.index(name)) for name in subset])
         name = row_label(subset, modalities)
         results.rows.append(row | {"subset": name, "score": share * score})
     results.rows.append(row | {"corruption": "undamaged", "score": score})

@@ -106,8 +106,7 @@ def _workbook(table: pa.Table) -> bytes:
 
 def _picture(picture: Image.Image, suffix: str) -> bytes:
     contents = io.BytesIO()
-    kind = {"jpg": "jpeg"}.get(suffix, suffix)
-    picture.save(contents, kind)
+    picture.save(contents, {"jpg": "jpeg"}.get(suffix, suffix))
     return contents.getvalue()
 
 

@@ -199,5 +199,4 @@ def open_recipe(path: Path) -> Any:
 
 def open_model(folder: Path) -> Any:
     """Load a model folder and let it answer."""
-    model = fusionzoo.load(folder)
-    model.embed([{"text": "a red cat", "vector": np.ones(3, np.float32)}])
+    fusionzoo.load(folder).embed([{"text": "a red cat", "vector": np.ones(3, np.float32)}])

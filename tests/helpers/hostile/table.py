@@ -38,6 +38,5 @@ def write_table(results: list[tuple[Job, Outcome]], path: Path) -> int:
         )
     rows.sort(key=lambda row: (row[1] != "mutated", row[0]))
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([COLUMNS, *rows])
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
     return sum(outcome.result == "fault" for _, outcome in results)
