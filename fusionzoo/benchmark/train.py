@@ -193,10 +193,8 @@ class StackedTrainer(FeedTrainer):
         self.skeleton.train(mode)
 
     def logits(self, model_input: ModelInput) -> Tensor:
-        def logits_of_copy(parameters: Weights, buffers: Weights, copy_input: ModelInput) -> Tensor:
-            output: FusionOutput = functional_call(
-                self.skeleton, (parameters, buffers), (copy_input,)
-            )
+        def logits_of_copy(parameters: Weights, buffers: Weights, inputs: ModelInput) -> Tensor:
+            output: FusionOutput = functional_call(self.skeleton, (parameters, buffers), (inputs,))
             return output.logits
 
         return vmap(logits_of_copy)(self.stacked, self.buffers, model_input)

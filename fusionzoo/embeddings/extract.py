@@ -153,7 +153,7 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
         vectors, output, layers = _run(model, batch, wanted.layers)
     vectors = {name: x.float() for name, x in vectors.items()}
     cut = {
-        f"{name}_{size}": _cut(x, size, is_unit=name != "fused")
+        f"{name}_{size}": x[:, :size] if name == "fused" else F.normalize(x[:, :size])
         for name, x in vectors.items()
         for size in wanted.prefixes
         if name in is_cut(model) and size <= x.shape[1]
@@ -189,11 +189,6 @@ def _run(
 def is_cut(model: FusionModel) -> set[str]:
     """Return the columns of which prefixes are written: fused and aligned vectors."""
     return {"fused", *(f"aligned_{name}" for name in model.align)}
-
-
-def _cut(vectors: Tensor, size: int, *, is_unit: bool) -> Tensor:
-    short = vectors[:, :size]
-    return F.normalize(short) if is_unit else short
 
 
 def widths(model: FusionModel, wanted: Wanted) -> dict[str, int]:

@@ -368,8 +368,8 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
     if not any(p.requires_grad for p in encoder.parameters()):
         return
     loss.backward()
-    children = encoder.named_children()
-    borrowed = tuple(f"{name}." for name, part in children if _library(part) in LIBRARIES)
+    origins = {name: type(part).__module__ for name, part in encoder.named_children()}
+    borrowed = tuple(f"{n}." for n, x in origins.items() if x.partition(".")[0] in LIBRARIES)
     for name, parameter in encoder.named_parameters():
         gradient = parameter.grad
         if gradient is None:
@@ -378,10 +378,6 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
         else:
             assert torch.isfinite(gradient).all(), f"the gradient of {name} is not finite"
             assert gradient.any(), f"the gradient of {name} is zero"
-
-
-def _library(module: torch.nn.Module) -> str:
-    return type(module).__module__.partition(".")[0]
 
 
 @CHECKS.add

@@ -325,7 +325,8 @@ def trained(make: Maker) -> TrainedFusion:
         for epoch in range(EPOCHS):
             for rows in torch.randperm(NUM_TRAIN, generator=draw).split(BATCH):
                 hidden = torch.rand(BATCH, len(WIDTHS), generator=draw) < 1 / 3
-                features = _features(_rows(train, rows), ~(hidden & fusion.learns_absence))
+                batch = Split({m: x[rows] for m, x in train.vectors.items()}, train.target[rows])
+                features = _features(batch, ~(hidden & fusion.learns_absence))
                 context = StepContext(
                     rows=rows, epoch=float(epoch), phase=number, criterion=entropy, memory=memory
                 )
@@ -352,10 +353,6 @@ def _draw(count: int, centres: Mapping[str, Tensor], draw: torch.Generator) -> S
         for m, centre in centres.items()
     }
     return Split(vectors, target)
-
-
-def _rows(split: Split, rows: Tensor) -> Split:
-    return Split({m: x[rows] for m, x in split.vectors.items()}, split.target[rows])
 
 
 def _features(split: Split, present: Tensor) -> dict[str, Features]:

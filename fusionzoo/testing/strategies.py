@@ -111,7 +111,7 @@ class ShortRun:
             if isinstance(module, nn.Dropout):
                 module.p = dropout
         if absent is not None:
-            _overwrite_absent(model, absent)
+            vars(model)["content"], model.__class__ = absent, _Absent  # copies do so, too
         collate = _Collate(self.objective, dtype)
         self.loaders = {
             name: build_loader(data.split(name), collate, cfg, world, name)
@@ -179,13 +179,6 @@ class _Absent(FusionModel):
 
     def encode(self, batch: Batch) -> dict[str, Features]:
         return poison(super().encode(batch), self.content)
-
-
-def _overwrite_absent(model: FusionModel, content: float) -> None:
-    """From now on, let the features of missing modalities be `content`; copies do so too."""
-    model.__class__ = _Absent
-    assert isinstance(model, _Absent)
-    model.content = content
 
 
 class _Collate:

@@ -47,6 +47,7 @@ from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
+from fusionzoo.tools.data_convert import PLUGINS
 from fusionzoo.training.multitask import targets_of
 
 USAGE = Usage(
@@ -70,9 +71,7 @@ class AnalyseConfig:
 
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     target: str | list[str] = option("", TARGET)
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_data.py`: docs/plugins.md"
-    )
+    plugins: str | list[str] = option("", PLUGINS)
     model: str = option("", "model or run folder: analyse its interactions (emap), not the data")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     folds: Annotated[int, Ge(0)] | None = option(
@@ -113,7 +112,8 @@ def read_features(
     encoders = build_encoders(bench.cfg, opened)
     untrained = [name for name, encoder in encoders.items() if is_untrained(encoder)]
     bench = prepare(bench, opened, tokens=False)
-    notes = [f"features of: {', '.join(_describe(bench, name) for name in bench.modalities)}"]
+    names = {n: bench.features[0][n]["encoder"].get("name", "-") for n in bench.modalities}
+    notes = [f"features of: {', '.join(f'{n} ({x})' for n, x in names.items())}"]
     if untrained:
         notes.append(
             f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
@@ -140,10 +140,6 @@ def _fold(bench: Bench, number: int) -> FoldFeatures:
         train=rows.train.numpy(),
         test=rows.test.numpy(),
     )
-
-
-def _describe(bench: Bench, name: str) -> str:
-    return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
     """Return each plot with its table; those that the data does not allow are left out."""
     content = {
-        "leaderboard": _leaderboard(summary),
+        "leaderboard": {"table": _table(summary.leaderboard)},
         "intervals": _intervals(summary, metric),
         "ranks": _ranks(summary),
         "missing": _missing(summary, metric),
@@ -140,10 +140,6 @@ def highlighted(summary: Summary) -> list[str]:
     chosen = chosen_fusion(summary)
     first = [chosen.name] if chosen else []
     return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
-
-
-def _leaderboard(summary: Summary) -> dict[str, Any]:
-    return {"table": _table(summary.leaderboard)}
 
 
 def _intervals(summary: Summary, metric: str) -> dict[str, Any]:

@@ -221,13 +221,11 @@ class Summary:
         first, second = (x.scores[:, rows] for x in (a, b))
         share = self.bench.test_share
         weights = None if self.weights is None else self.weights[rows]
-        comparison = statistics.compare(
-            first, second, groups=groups, test_share=share, weights=weights
-        )
+        found = statistics.compare(first, second, groups=groups, test_share=share, weights=weights)
         if weights is not None:
-            return comparison
+            return found
         once = self.first_tests[rows]
-        return comparison._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
+        return found._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
 
     @cached_property
     def damaged_groups(self) -> list[str]:

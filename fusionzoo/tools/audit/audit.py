@@ -18,6 +18,7 @@ from fusionzoo.datasets.tables.paths import Refusal, collecting
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
 
+from ..data_convert import PLUGINS
 from .checks import (
     absent_class,
     blank,
@@ -67,7 +68,6 @@ DATA is a data set's name, a file, a folder or a URL of shards. Classes are show
 """
 UNFIT = 1  # exit code
 DATA = "data set and its settings (required): `fusionzoo data list`"
-PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
 def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Refusal]]:

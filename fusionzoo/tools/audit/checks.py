@@ -46,9 +46,7 @@ REFUSALS = {  # kind of refusal -> what it is, what to do
     "file": ("file that does not fit into the folder's layout", "move or remove these files"),
 }
 # Characters that the bytes 80 to FF of UTF-8 become when read as Latin-1 or cp1252.
-HIGH = "\u0080-\u00ff" + "".join(
-    bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)
-)
+HIGH = "\u0080-\u00ff" + "".join(bytes([x]).decode("cp1252", "ignore") for x in range(0x80, 0xA0))
 RUN = re.compile(f"[{HIGH}]{{2,}}")
 REPLACEMENT = "\ufffd"
 MOST_IMBALANCE = 10  # the largest class over the smallest

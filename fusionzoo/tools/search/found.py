@@ -88,8 +88,8 @@ def print_found(result: Found) -> None:
     """Print the hits as a table."""
     from rich.markup import escape
 
-    names = list(result.hits[0].columns) if result.hits else []
-    names = [name for name in names if not name.startswith("present_") and _any(result, name)]
+    names = [x for x in (result.hits[0].columns if result.hits else ()) if x[:8] != "present_"]
+    names = [x for x in names if any(hit.columns[x] not in (None, "") for hit in result.hits)]
     sources = list(dict.fromkeys(name for hit in result.hits for name in hit.sources))
     root = result.samples.dataset.root if result.samples.dataset is not None else None
     folder = f"{root}/" if root else ""
@@ -111,10 +111,6 @@ def print_found(result: Found) -> None:
         print(f"paths start from {root}")
     for note in result.notes:
         print(f"note: {note}")
-
-
-def _any(result: Found, name: str) -> bool:
-    return any(hit.columns[name] not in (None, "") for hit in result.hits)
 
 
 def _cell(cells: Mapping[str, Any], name: str, folder: str = "") -> str:
