@@ -24,19 +24,8 @@ from sklearn.metrics import log_loss
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo.benchmark import (
-    api,
-    bench,
-    candidates,
-    examine,
-    executors,
-    jobs,
-    prepare,
-    schedule,
-    store,
-)
+from fusionzoo.benchmark import api, candidates, examine, executors, jobs, prepare, schedule, store
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark import prepare as encoding
 from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.report import page
 from fusionzoo.config import BenchmarkConfig, from_tree
@@ -114,11 +103,8 @@ def test_the_accuracy_is_the_mean_over_the_rows_of_the_seeds(report: Path) -> No
     summary = json.loads((report / "summary.json").read_text())
     rows = pq.read_table(report / "results.parquet").to_pylist()
     for name in ("sum", "mbt"):
-        accuracies = [
-            r["accuracy"]
-            for r in rows
-            if r["candidate"] == name and r["subset"] == "a+b" and not r["corruption"]
-        ]
+        found = [r for r in rows if (r["candidate"], r["subset"]) == (name, "a+b")]
+        accuracies = [r["accuracy"] for r in found if not r["corruption"]]
         assert line_of(summary, name)["accuracy"] == pytest.approx(sum(accuracies) / 3)
 
 
@@ -192,11 +178,10 @@ def manifest(folder: Path, rows: list[str]) -> dict[str, Any]:
 def test_a_recipe_may_have_settings_of_modalities_that_are_left_out() -> None:
     data = {"name": "interactions", "samples": 100, "num_modalities": 3, "modalities": "a,b"}
     encoders = {"a": {"dim": 24}, "c": {"name": "vector/mlp", "dim": 16}}
-    bench, dataset = setup.open_bench(
-        from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
-    )
+    cfg = from_tree(BenchmarkConfig, {"data": data, "encoders": encoders})
+    bench, dataset = setup.open_bench(cfg)
     assert bench.notes == ("Settings left out by --data.modalities: --encoders.c.",)
-    built = encoding.build_encoders(bench.cfg, dataset)
+    built = prepare.build_encoders(bench.cfg, dataset)
     assert {name: encoder.dim for name, encoder in built.items()} == {"a": 24, "b": 32}
 
 
@@ -259,7 +244,7 @@ def test_folds_keep_groups_together() -> None:
     columns = {"id": ids, "split": ["train"] * 60, "target": [str(i % 2) for i in range(60)]}
     columns |= {"group": [str(i // 3) for i in range(60)], "text": ids, "more": ids}
     dataset = PairedDataset(pa.table(columns), {"text": "text", "more": "text"})
-    for fold in bench.make_folds(dataset, 5, 0):
+    for fold in setup.make_folds(dataset, 5, 0):
         where = [{int(row) // 3 for row in part} for part in (fold.train, fold.val, fold.test)]
         assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
 
@@ -296,12 +281,15 @@ def test_folds_run_on_the_stamps_recipe(tmp_path: Path, real_stamps: Path) -> No
 TUNED = {"tune": 4, "corruptions": False, "controls": False}
 
 
-def trials_of(out: Path) -> list[list[dict[str, Any]]]:
-    """Return the trials of each tuning file in a report's folder."""
-    return [
-        [json.loads(line) for line in path.read_text().splitlines()]
-        for path in sorted((out / "cells").glob("*.jsonl"))
-    ]
+def trials_of(out: Path, name: str = "") -> list[list[dict[str, Any]]]:
+    """Return the trials of each tuning file in a report's folder, or of a candidate's."""
+    files = sorted((out / "cells").glob(f"{name}*.jsonl"))
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+
+
+def jobs_of(out: Path, name: str = "") -> list[dict[str, Any]]:
+    """Return what each result in a report's folder, or a candidate's, says of its job."""
+    return [json.loads(str(np.load(x)["about"])) for x in (out / "cells").glob(f"{name}*.npz")]
 
 
 def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped(
@@ -310,17 +298,12 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
     changes = {**TUNED, "fusions": "gmu"}
     examined: list[Any] = []
     before = examine.Examiner.examine
-    monkeypatch.setattr(
-        examine.Examiner,
-        "examine",
-        lambda self, *rest: examined.append(rest) or before(self, *rest),
-    )
+    noted = lambda self, *rest: examined.append(rest) or before(self, *rest)  # noqa: E731
+    monkeypatch.setattr(examine.Examiner, "examine", noted)
     first = run(small(tmp_path / "a", **changes))
     trials = trials_of(tmp_path / "a")
     assert [len(x) for x in trials] == [3, 3, 3]  # gmu and each modality, beside the default
-    jobs_done = list((tmp_path / "a" / "cells").glob("*.npz"))
-    changed = [path for path in jobs_done if '"lr"' in str(np.load(path)["about"])]
-    seeds = sum(len(json.loads(str(np.load(x)["about"]))["cells"]) for x in changed)
+    seeds = sum(len(x["cells"]) for x in jobs_of(tmp_path / "a") if '"lr"' in json.dumps(x))
     assert len(examined) == 3 * 2 + seeds  # no proposal that is not reported
     whole = next((tmp_path / "a" / "cells").glob("gmu-*.jsonl"))
     text = whole.read_text()
@@ -358,15 +341,9 @@ def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error
     worse, better = default + 1, default + noise - gain / samples
     losses_in_turn(monkeypatch, default, torch.stack([worse, better, worse] * 3))
     summary = run(cfg)
-    lines = [json.loads(str(np.load(x)["about"])) for x in (tmp_path / "cells").glob("sum-*.npz")]
-    trained = [line["unit"]["training"] for line in lines]
+    trained = [job["unit"]["training"] for job in jobs_of(tmp_path, "sum-")]
     assert len(trained) == 1 + adopted
-    if adopted:
-        second = next(
-            json.loads(x.read_text().splitlines()[1])
-            for x in (tmp_path / "cells").glob("sum-*.jsonl")
-        )
-        assert second["training"] in trained
+    assert not adopted or trials_of(tmp_path, "sum-")[0][1]["training"] in trained
     assert [x["stage"] for x in summary["stages"]] == ["first seed", "tuning"]
 
 
@@ -385,23 +362,14 @@ def test_tuning_tries_a_linear_skip_and_layers_first_and_reports_what_it_chose(
 
     monkeypatch.setattr(jobs, "train", planted)
     summary = run(cfg)
-    trials = {
-        path.name.split("-")[0]: [json.loads(line) for line in path.read_text().splitlines()]
-        for path in (tmp_path / "cells").glob("*.jsonl")
-    }
-    first, second = (trial["settings"] for trial in trials["concat"])
+    first, second = (trial["settings"] for trial in trials_of(tmp_path, "concat-")[0])
     assert first == {"dim": 16, "dropout": 0.1, "linear_skip": True}
     assert second == {"dim": 16, "dropout": 0.1, "hidden": []}
     lines = {line["candidate"]: line.get("tuned_settings") for line in summary["leaderboard"]}
     assert lines["concat"] == "0 of 1 folds default, linear_skip true in 1"
     assert lines["alone:a"] == "1 of 1 folds default"
-    (job,) = [
-        entry["unit"]
-        for path in (tmp_path / "cells").glob("concat-*.npz")
-        for entry in [json.loads(str(np.load(path)["about"]))]
-        if entry["unit"]["training"]
-    ]
-    assert job["settings"]["linear_skip"] is True
+    units = [job["unit"] for job in jobs_of(tmp_path, "concat-")]
+    assert [x["settings"]["linear_skip"] for x in units if x["training"]] == [True]
 
 
 def test_end_to_end_tuning_adds_no_linear_skip(tmp_path: Path) -> None:
@@ -452,7 +420,7 @@ def test_tested_models_learn_from_validation_samples_too_and_validated_ones_do_n
     assert bench.cfg.refit == (folds > 0)  # by default where a benchmark has folds
     for refit in (False, True):
         bench, dataset = setup.open_bench(replace(cfg, refit=refit))
-        bench = encoding.prepare(bench, dataset, tokens=False)
+        bench = prepare.prepare(bench, dataset, tokens=False)
         fold, job = bench.folds[0], setup.Job("sum", 0, (0,), False, {"dim": 8}, {})
         expected = {*fold.train.tolist()} | ({*fold.val.tolist()} if refit else set())
         assert {*setup.learned_rows(bench, fold).tolist()} == expected
@@ -628,17 +596,15 @@ def test_damaged_samples_are_tested_last_with_the_same_results(
     assert run(small(tmp_path / "a", **changes)) == whole  # stopped, and continued
     monkeypatch.setattr(examine, "tests_damage_later", lambda bench: False)
     assert run(small(tmp_path / "b", **changes))["leaderboard"] == whole["leaderboard"]
-    rows = [
-        pq.read_table(tmp_path / name / "results.parquet").to_pylist() for name in ("whole", "b")
-    ]
-    assert rows[0] == rows[1]
+    files = [tmp_path / name / "results.parquet" for name in ("whole", "b")]
+    assert pq.read_table(files[0]).to_pylist() == pq.read_table(files[1]).to_pylist()
 
 
 def test_models_whose_weights_are_damaged_are_trained_again(tmp_path: Path) -> None:
     cfg = small(tmp_path, fusions="sum", seeds=1)
     whole = run(cfg)
     bench, dataset = setup.open_bench(cfg)
-    bench = encoding.prepare(bench, dataset, tokens=False)
+    bench = prepare.prepare(bench, dataset, tokens=False)
     path = schedule.path_of(bench, schedule.first_job(bench, "sum", 0))
     store.weights_path(path).write_bytes(b"half a fi")
     assert run(cfg)["leaderboard"] == whole["leaderboard"]
@@ -786,14 +752,9 @@ def test_worker_processes_end_at_a_control_c(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSIONZOO_CACHE": str(tmp_path / "cache")}
     out = tmp_path / "out"
     flags = ["--jobs", "2", "--seeds", "120"]
-    process = subprocess.Popen(
-        [*command(out, tmp_path), *flags],
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [*command(out, tmp_path), *flags]
+    process = subprocess.Popen(words, env=environment, start_new_session=True, **piped)
     # Both workers are at work by then, and most of 240 jobs and more are left.
     while process.poll() is None and len(list(out.glob("cells/*.npz"))) < 40:
         time.sleep(0.02)
@@ -868,19 +829,15 @@ def test_the_linear_baseline_is_scikit_learns(tmp_path: Path) -> None:
     summary = run(cfg)
     bench, dataset = setup.open_bench(cfg)
     fold = bench.folds[0]
-    x = torch.stack(
-        [torch.cat([s.values["a"], s.values["b"]]) for s in map(dataset.__getitem__, range(400))]
-    )
+    samples = map(dataset.__getitem__, range(400))
+    x = torch.stack([torch.cat([sample.values["a"], sample.values["b"]]) for sample in samples])
     scale = x[fold.train].std(0, correction=0)
     x = (x - x[fold.train].mean(0)) / scale * 5 / x.shape[1] ** 0.5 * 2**0.5
-    best = max(
-        (
-            LogisticRegression(C=c, max_iter=500).fit(x[fold.train], bench.targets[fold.train])
-            for c in (0.1, 1, 10, 100, 1000)
-        ),
-        key=lambda m: -log_loss(bench.targets[fold.val], m.predict_proba(x[fold.val])),
-    )
-    expected = best.score(x[fold.test], bench.targets[fold.test])
+    parts = (fold.train, fold.val, fold.test)
+    (train, y), (val, of_val), (test, tested) = ((x[rows], bench.targets[rows]) for rows in parts)
+    fits = [LogisticRegression(C=10.0**c, max_iter=500).fit(train, y) for c in range(-1, 4)]
+    best = min(fits, key=lambda model: log_loss(of_val, model.predict_proba(val)))
+    expected = best.score(test, tested)
     line = line_of(summary, "logistic regression on everything")
     assert line["accuracy"] == pytest.approx(expected, abs=0.015)
 

@@ -43,15 +43,8 @@ class Case:
 
 def hand_made(secret: Path) -> list[Case]:
     """Return all cases; `secret` holds files outside of every root."""
-    return [
-        *_pictures(),
-        *_drawings(secret),
-        *_clips(),
-        *_arrays(),
-        *_cells(secret),
-        *_tables(secret),
-        *_model_files(),
-    ]
+    media = [*_pictures(), *_drawings(secret), *_clips(), *_arrays()]
+    return [*media, *_cells(secret), *_tables(secret), *_model_files()]
 
 
 def _media(format: str, name: str, contents: bytes) -> Case:
@@ -78,24 +71,18 @@ def _saved(picture: Image.Image, kind: str, **settings: Any) -> bytes:
 
 def _pictures() -> Iterator[Case]:
     top = 2**31 - 1
-    for width, height in (
-        (30_000, 30_000),
-        (1, top),
-        (top, 1),
-        (top, top),
-        (0, 0),
-        (0, 9),
-        (9000, 9900),
-    ):
+    sizes = ((30_000, 30_000), (1, top), (top, 1), (top, top), (0, 0), (0, 9), (9000, 9900))
+    for width, height in sizes:
         yield _media("png", f"header of {width} x {height}", png(width, height))
     for depth, colour in ((16, 6), (1, 2), (255, 255), (8, 3)):
         yield _media("png", f"depth {depth}, colour type {colour}", png(9, 9, depth, colour))
     bomb = zlib.compress(bytes(200_000_000), 1)
     yield _media("png", "pixels beyond its size", png(9, 9, body=_chunk(b"IDAT", bomb)))
-    yield _media(
-        "png", "text that expands to 200 MB", png(9, 9, body=_chunk(b"zTXt", b"a\0\0" + bomb))
-    )
-    yield _media("png", "profile that expands", png(9, 9, body=_chunk(b"iCCP", b"a\0\0" + bomb)))
+    for name, chunk in (
+        ("text that expands to 200 MB", b"zTXt"),
+        ("profile that expands", b"iCCP"),
+    ):
+        yield _media("png", name, png(9, 9, body=_chunk(chunk, b"a\0\0" + bomb)))
     yield _media("png", "a palette of 2 GB", png(9, 9, 8, 3, struct.pack(">I", top) + b"PLTE"))
     yield _media("png", "1 x 9000", _saved(Image.new("RGB", (1, 9000)), "png"))
     yield _media("png", "9400 x 9400 RGBA", _saved(Image.new("RGBA", (9400, 9400)), "png"))
@@ -123,15 +110,8 @@ def _pictures() -> Iterator[Case]:
     for width, height in ((top, top), (-9, 9), (9, -9), (9, -(2**31)), (0, 0), (60_000, 60_000)):
         bmp[18:26] = struct.pack("<ii", width, height)
         yield _media("bmp", f"header of {width} x {height}", bytes(bmp))
-    for tag, value in (
-        (256, 2**31 - 1),
-        (257, 60_000),
-        (258, 255),
-        (259, 99),
-        (277, 60_000),
-        (278, 0),
-        (273, 9),
-    ):
+    tags = {256: top, 257: 60_000, 258: 255, 259: 99, 277: 60_000, 278: 0, 273: 9}
+    for tag, value in tags.items():
         yield _media("tiff", f"tag {tag} is {value}", _with_tag(tag, value))
     yield _media("tiff", "a directory that follows itself", b"II*\0\x08\0\0\0\0\0\x08\0\0\0")
     webp = bytearray(_saved(Image.new("RGB", (9, 9)), "webp"))
@@ -219,10 +199,8 @@ def _wave(chunks: dict[bytes, bytes], size: int | None = None) -> bytes:
 
 def _format(kind: int = 1, channels: int = 1, rate: int = 8000, bits: int = 16) -> bytes:
     align = channels * bits // 8
-    bytes_per_second = rate * align
-    return struct.pack(
-        "<HHIIHH", kind, channels, rate, bytes_per_second % 2**32, align % 65536, bits
-    )
+    sizes = (rate * align % 2**32, align % 65536)
+    return struct.pack("<HHIIHH", kind, channels, rate, *sizes, bits)
 
 
 def _clips() -> Iterator[Case]:
@@ -251,19 +229,15 @@ def _clips() -> Iterator[Case]:
     yield _media("wav", "no format", _wave({b"data": noise}))
     yield _media("wav", "no data", _wave({b"fmt ": _format()}))
     yield _media("wav", "data first", _wave({b"data": noise, b"fmt ": _format()}))
-    yield _media(
-        "wav", "100000 empty chunks", _wave({b"fmt ": _format()}) + (b"JUNK" + bytes(4)) * 100_000
-    )
-    yield _media(
-        "wav", "RF64", b"RF64\xff\xff\xff\xffWAVEds64" + struct.pack("<I", 28) + b"\xff" * 28
-    )
+    junk = (b"JUNK" + bytes(4)) * 100_000
+    yield _media("wav", "100000 empty chunks", _wave({b"fmt ": _format()}) + junk)
+    long = b"RF64\xff\xff\xff\xffWAVEds64" + struct.pack("<I", 28) + b"\xff" * 28
+    yield _media("wav", "RF64", long)
     square = np.where(np.arange(9000) % 40 < 20, 32767, -32768).astype("<i2").tobytes()
     yield _media("wav", "full scale", _wave({b"fmt ": _format(), b"data": square}))
     for value in (np.nan, np.inf, 1e30):
-        floats = np.full(900, value, "<f4").tobytes()
-        yield _media(
-            "wav", f"floats of {value}", _wave({b"fmt ": _format(3, bits=32), b"data": floats})
-        )
+        floats = {b"fmt ": _format(3, bits=32), b"data": np.full(900, value, "<f4").tobytes()}
+        yield _media("wav", f"floats of {value}", _wave(floats))
     silent = io.BytesIO()
     with soundfile.SoundFile(silent, "w", 8000, 1, format="FLAC") as file:
         for _ in range(600):
@@ -308,15 +282,8 @@ def _arrays() -> Iterator[Case]:
     ):
         yield _media("npy", f"shape {shape[:30]}", npy(shape, "'<f4'", bytes(8)))
     for dtype in (
-        "'|O'",
-        "'<U100000'",
-        "'<M8[s]'",
-        "'<c16'",
-        "[('a', '<f4')]",
-        "'|V99'",
-        "None",
-        "'<f16'",
-        "'|b1'",
+        *("'|O'", "'<U100000'", "'<M8[s]'", "'<c16'", "[('a', '<f4')]"),
+        *("'|V99'", "None", "'<f16'", "'|b1'"),
     ):
         yield _media("npy", f"type {dtype}", npy("(3,)", dtype, bytes(99)))
     yield _media("npy", "infinite", npy("(2,)", "'<f4'", np.full(2, np.inf, "<f4").tobytes()))
@@ -495,22 +462,13 @@ def _tables(secret: Path) -> Iterator[Case]:
         "nulls alone": b'{"id": null, "text": null}\n',
     }.items():
         yield Case("jsonl", name, {"data.jsonl": data})
-    many = 2_000_000
+    many, first = 2_000_000, pa.array(np.zeros(100_000, "int32"))
+    long = pa.DictionaryArray.from_arrays(first, ["x" * 500_000])
+    zeros = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(many * 64, "float32")), 64)
+    decimals = pa.array([[1]], pa.list_(pa.decimal128(9, 2)))
     tables: dict[str, pa.Table] = {
-        "a long text 100000 times": pa.table(
-            {
-                "text": pa.DictionaryArray.from_arrays(
-                    pa.array(np.zeros(100_000, "int32")), ["x" * 500_000]
-                )
-            }
-        ),
-        "2 million lists of zeros": pa.table(
-            {
-                "vector": pa.FixedSizeListArray.from_arrays(
-                    pa.array(np.zeros(many * 64, "float32")), 64
-                )
-            }
-        ),
+        "a long text 100000 times": pa.table({"text": long}),
+        "2 million lists of zeros": pa.table({"vector": zeros}),
         "2 million nulls": pa.table({"text": pa.nulls(many, pa.string())}),
         "no column": pa.table({}),
         "no row": pa.table({"id": pa.array([], pa.string()), "text": pa.array([], pa.string())}),
@@ -518,9 +476,7 @@ def _tables(secret: Path) -> Iterator[Case]:
         "a struct": pa.table({"text": pa.array([{"a": 1}])}),
         "a map": pa.table({"text": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))}),
         "dates": pa.table({"id": ["a"], "text": pa.array([0], pa.timestamp("us"))}),
-        "decimals": pa.table(
-            {"id": ["a"], "vector": pa.array([[1]], pa.list_(pa.decimal128(9, 2)))}
-        ),
+        "decimals": pa.table({"id": ["a"], "vector": decimals}),
         "bytes": pa.table({"id": ["a"], "image": pa.array([b"\x89PNG"])}),
         "bytes that are not UTF-8": pa.table({"id": pa.array([b"\xff"]), "text": ["b"]}),
         "empty lists": pa.table({"vector": pa.array([[], []], pa.list_(pa.float32()))}),
@@ -543,27 +499,23 @@ def _tables(secret: Path) -> Iterator[Case]:
 
 def _model_files() -> Iterator[Case]:
     """Yield contents of a model folder's files."""
+    lies = {
+        "a tensor of 10^12": {"a": _tensor([10**12], 4 * 10**12)},
+        "a negative shape": {"a": _tensor([-1])},
+        "overlapping": {x: _tensor([1]) for x in "ab"},
+        "an unknown type": {"a": _tensor([1], dtype="OBJ")},
+    }
     for name, data in {
         "nothing": b"",
         "a header of 2^63": b"\xff" * 7 + b"\x7f" + b"{}",
         "a header of junk": struct.pack("<Q", 9) + b"not json!",
         "no tensor": struct.pack("<Q", 2) + b"{}",
         "a pickle": b"PK\x03\x04" + bytes(99),
-        "a tensor of 10^12": _tensors(
-            {"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
-        ),
-        "a negative shape": _tensors(
-            {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}
-        ),
-        "overlapping": _tensors(
-            {x: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for x in "ab"}
-        ),
-        "an unknown type": _tensors({"a": {"dtype": "OBJ", "shape": [1], "data_offsets": [0, 4]}}),
+        **{name: _tensors(header) for name, header in lies.items()},
     }.items():
         yield Case("model.safetensors", name, {"model/model.safetensors": data})
-    code = {
-        "auto_map": {x: "planted.Planted" for x in ("AutoConfig", "AutoModel", "AutoTokenizer")}
-    }
+    classes = ("AutoConfig", "AutoModel", "AutoTokenizer")
+    code = {"auto_map": dict.fromkeys(classes, "planted.Planted")}
     for name, file, contents in (
         ("code of its own", "config.json", {"model_type": "planted", **code}),
         ("a width of 10^9", "config.json", {"model_type": "bert", "hidden_size": 10**9}),
@@ -576,6 +528,10 @@ def _model_files() -> Iterator[Case]:
     ):
         data = json.dumps(contents).encode()
         yield Case("tokenizer", name, {f"model/text/{file}": data, "model/text/planted.py": b"1/0"})
+
+
+def _tensor(shape: list[int], end: int = 4, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
 
 
 def _tensors(header: dict[str, Any]) -> bytes:
