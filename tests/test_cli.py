@@ -14,22 +14,11 @@ from fusionzoo.cli import main
 from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
+from helpers.python import run_python
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 ROOT = Path(__file__).parents[1]
 LOADED = "import sys; print([m for m in {!r} if m in sys.modules])"
-
-
-def run(code: str, **environment: str) -> str:
-    """Run Python code in a fresh process; return what it printed last."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +27,7 @@ def run(code: str, **environment: str) -> str:
 def test_the_zoo_is_shown_without_torch(command: list[str]) -> None:
     heavy = ("torch", "numpy", "pydantic", "timm", "transformers")
     code = f"from fusionzoo.cli import main; main({command!r}); {LOADED.format(heavy)}"
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 def test_training_imports_fsdp_only_to_share_out_weights() -> None:
@@ -47,7 +36,7 @@ def test_training_imports_fsdp_only_to_share_out_weights() -> None:
         "import fusionzoo.training.build, fusionzoo.training.fit, fusionzoo.training.trainer\n"
         "from fusionzoo import create_dataset; create_dataset('digits')\n" + LOADED.format(absent)
     )
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 @pytest.mark.slow
@@ -56,7 +45,7 @@ def test_timm_does_not_bring_wandb() -> None:
         "from fusionzoo.encoders import create_encoder\n"
         "create_encoder('image', 'timm/resnet10t', pretrained=False)\n" + LOADED.format(("wandb",))
     )
-    assert run(code) == "[]"
+    assert run_python(code).endswith("[]\n")
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
@@ -77,21 +66,13 @@ def test_digits_are_those_of_scikit_learn() -> None:
         ("mel/stats", ["mel/stats  (audio encoder)", "--encoders.audio.longest"]),
         ("chars", ["--encoders.text.max_length", "default 256"]),
         ("hf/some-model", ["hf/*  (text encoder)", "hf/*  (audio encoder)"]),
-        (
-            "ogm_ge",
-            ["--balance_settings.ogm_ge.alpha", "strength of the damping", "epochs of training"],
-        ),
+        ("ogm_ge", ["--balance_settings.ogm_ge.alpha", "strength of the damping"]),
         ("gmu", ["--fusion.gate", "default 'softmax'  normalisation of the gates"]),
     ],
 )
 def test_zoo_info_shows_the_settings_of_every_component(
-    name: str,
-    shown: list[str],
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, shown: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
     assert main(["zoo", "info", name]) == 0
     out = capsys.readouterr().out
     assert all(words in out for words in shown)
@@ -108,34 +89,22 @@ def test_zoo_info_shows_the_settings_of_every_component(
     ],
 )
 def test_zoo_list_shows_what_matches(
-    pattern: str,
-    shown: list[str],
-    hidden: list[str],
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    pattern: str, shown: list[str], hidden: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
     assert main(["zoo", "list", pattern]) == 0
     out = capsys.readouterr().out
     assert [words for words in shown if words not in out] == []
     assert [words for words in hidden if words in out] == []
 
 
-def test_a_pattern_that_matches_nothing_is_one_line(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+def test_a_pattern_that_matches_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for command, noun in (("zoo", "fusion, training strategy or encoder"), ("data", "data set")):
         assert main([command, "list", "q9*"]) == 2
         expected = f"error: no {noun} matches 'q9*'; `fusionzoo {command} list` lists all\n"
         assert capsys.readouterr() == ("", expected)
 
 
-def test_an_unknown_name_is_one_line(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(cache))
+def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", "info", "gmv"]) == 2
     assert "Did you mean 'gmu'?" in capsys.readouterr().err
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,9 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.evaluation.robustness import SEVERITIES, corrupt
 from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
-from fusionzoo.testing.runner import fusion_suite, objective_suite
+from fusionzoo.testing.runner import SUITES
 from fusionzoo.training.balance import BALANCE
+from helpers.python import run_python
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "plugins.md").read_text()
@@ -59,7 +58,7 @@ def test_there_is_one_of_each_kind() -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_the_fusion_keeps_the_contract() -> None:
-    suite = fusion_suite()
+    suite = SUITES["fusion"]()
     results = suite.checks.run(suite.load(NAMES["fusion"], {}))
     assert [(name, problem) for name, problem in results if problem] == []
 
@@ -110,16 +109,16 @@ def test_the_strategy_that_is_off_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path) -> None:
+    """In a copy of the package; files whose name begins with `_` are not imported."""
     package = tmp_path / "fusionzoo"
     source = Path(fusionzoo.__file__).parent
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
     for path, code in PLACED.items():
         inside = path.relative_to("fusionzoo") if path.parts[0] == "fusionzoo" else path
         (package / inside).write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert set(NAMES.values()) <= set(done.stdout.split()), done.stderr
+        (package / inside).with_name("_private.py").write_text("raise ValueError('imported')")
+    listed = run_python(f"import sys; sys.path.insert(0, '')\n{LISTED}", cwd=tmp_path)
+    assert set(NAMES.values()) <= set(listed.split())
 
 
 def count_table(path: Path) -> dict[str, object]:
@@ -138,7 +137,7 @@ def count_table(path: Path) -> dict[str, object]:
 
 @pytest.mark.usefixtures("plugins")
 def test_the_objective_keeps_the_contract() -> None:
-    suite = objective_suite()
+    suite = SUITES["objective"]()
     results = list(suite.checks.run(suite.load("poisson", {})))
     assert len(results) == len(suite.checks) == 10
     assert [(name, problem) for name, problem in results if problem] == []
@@ -156,8 +155,7 @@ def test_the_objective_trains_and_its_model_needs_the_plugin(
     flags += ["--data.kinds.b", "vector", "--fusion", "sum", "--fusion.dim", "8"]
     flags += ["--optim.lr", "0.02", "--train.epochs", "12", "--log", "none"]
     assert train([*flags, "--out", str(tmp_path / "run")]) == 0
-    figures = capsys.readouterr().out
-    assert "deviance" in figures
+    assert "deviance" in capsys.readouterr().out
     model = fusionzoo.load(tmp_path / "run")
     low, high = model.predict([{"a": [x, 0, 0], "b": [x, 0, 0]} for x in (-1.5, 1.5)])
     assert 0 < low < 1 < high  # expected counts; 0.3 and 5.5 are right

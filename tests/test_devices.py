@@ -134,8 +134,7 @@ def test_only_cuda_copies_asynchronously_and_from_pinned_memory(
     device = torch.device(kind, 0)
     Batch(["a"], {"x": {"x": torch.zeros(1)}}, torch.ones(1, 1), None).to(device)
     assert set(copies) == {asynchronous}
-    loader = make_loader([0], [[0]], list, device=device)
-    assert loader.pin_memory is asynchronous
+    assert make_loader([0], [[0]], list, device=device).pin_memory is asynchronous
 
 
 def test_out_of_memory_is_known_on_every_device() -> None:

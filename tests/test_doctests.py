@@ -29,5 +29,4 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_in_docstrings(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -77,8 +77,7 @@ def test_a_warm_cache_computes_nothing(tmp_path: Path) -> None:
     def never(_: object) -> StoredFeatures:
         raise AssertionError("computed again")
 
-    stored = cache.get(description, never)
-    assert len(stored.pooled) == 40
+    assert len(cache.get(description, never).pooled) == 40
 
 
 class Stopped(Exception):
@@ -156,20 +155,6 @@ def test_a_changed_file_changes_the_key(tmp_path: Path) -> None:
     assert before != key_of(describe(encoder, create_dataset("manifest", root=str(table))))
 
 
-def test_a_damaged_entry_is_computed_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    encoder, dataset = build("text"), some()
-    description, cache = describe(encoder, dataset), FeatureCache(tmp_path)
-    cache.get(description, lambda _: encode(encoder, dataset))
-    path = tmp_path / key_of(description) / "tokens.bin"
-    path.write_bytes(path.read_bytes()[:-5])
-    assert cache.load(description) is None
-    again = cache.get(description, lambda _: encode(encoder, dataset))
-    assert "damaged" in capsys.readouterr().out
-    assert torch.equal(again.tokens, encode(encoder, dataset).tokens)
-
-
 ENTRY = {"data": "some", "modality": "text", "encoder": {"name": "chars"}}
 
 
@@ -202,18 +187,14 @@ def replace_by_a_folder(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated array": lambda x: (x / "tokens.bin").write_bytes(b"1234"),
-    "emptied array": lambda x: (x / "pooled.bin").write_bytes(b""),
     "missing array": lambda x: (x / "offsets.bin").unlink(),
     "array is a folder": lambda x: replace_by_a_folder(x / "tokens.bin"),
-    "flip in pooled": lambda x: flip(x / "pooled.bin"),
     "flip in tokens": lambda x: flip(x / "tokens.bin"),
-    "flip in offsets": lambda x: flip(x / "offsets.bin"),
     "flip in about": lambda x: flip(x / "about.json"),
     "truncated about": lambda x: (x / "about.json").write_text('{"key": '),
     "garbage in about": lambda x: (x / "about.json").write_bytes(b"\xff\x00\xfe"),
     "nested about": lambda x: (x / "about.json").write_text("[" * 100_000),
     "about is a list": lambda x: (x / "about.json").write_text("[]"),
-    "about is empty": lambda x: (x / "about.json").write_text("{}"),
     "about is a folder": lambda x: replace_by_a_folder(x / "about.json"),
     "missing about": lambda x: (x / "about.json").unlink(),
     "another shape": lambda x: edit(x / "about.json", "10", "40"),
@@ -227,10 +208,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_of_any_kind_is_said_in_a_line_and_computed_again(
-    damage: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path))
     cache, stored = feature_cache(), numbers()
@@ -260,9 +238,10 @@ def test_files_of_others_in_the_cache_are_left_alone(tmp_path: Path) -> None:
     for name in ("notes.txt", "mine.part-x", "mine.part-"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "lost").symlink_to("nowhere")
     assert [entry.key for entry in cache.entries()] == [key_of(ENTRY)]
     cache.prune(keep_days=0.0)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_digests_are_checked_once_in_a_process(
@@ -415,8 +394,7 @@ def test_pruning_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:
         cache.save({"entry": number}, stored)
         time.sleep(0.02)
     cache.load({"entry": 0})
-    size = next(iter(cache.entries())).size
-    assert cache.prune(keep_bytes=2 * size + 10) > 0
+    assert cache.prune(keep_bytes=2 * next(iter(cache.entries())).size + 10) > 0
     assert cache.load({"entry": 1}) is None
     assert cache.load({"entry": 0}) is not None
     cache.prune(keep_days=0.0)
@@ -445,11 +423,9 @@ def test_augmented_views_differ_from_each_other_and_repeat_exactly() -> None:
 def test_standardised_training_features_are_centred_and_of_one_length(
     kind: str, per_feature: bool
 ) -> None:
-    encoder = build("text")
-    stored = encode(encoder, some(), progress=False)
+    stored = encode(build("text"), some(), progress=False)
     rows = torch.arange(40)
-    module = measure(stored, rows, kind, with_tokens=True)
-    scaled = module(stored.take(rows))
+    scaled = measure(stored, rows, kind, with_tokens=True)(stored.take(rows))
     present = scaled.mask.any(1)
     for vectors in (scaled.pooled[present], scaled.tokens[scaled.mask]):
         assert vectors.mean(0).abs().max() < 1e-4

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.python import run_python
 
 HEAVY = (
     *("pandas", "scipy", "sklearn", "matplotlib", "tensorboard", "PIL", "jinja2", "optuna"),
@@ -57,9 +57,7 @@ finally:
 def imported(folder: Path, *args: str, heavy: tuple[str, ...] = HEAVY) -> dict[str, list[str]]:
     """Run a command; return which of `heavy` it had imported, by moment."""
     noted = folder / "imported.json"
-    command = [sys.executable, "-P", "-c", CODE, str(noted), json.dumps(heavy), *args]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_python(CODE, str(noted), json.dumps(heavy), *args, cwd=folder)
     return json.loads(noted.read_text())
 
 
@@ -88,9 +86,8 @@ def test_predicting_rows_of_a_table_imports_little(
     folder: Path, of_training: dict[str, list[str]]
 ) -> None:
     heavy = (*HEAVY, "torch._dynamo", "torch._inductor", "sympy")
-    assert (
-        imported(folder, "predict", "run", "table.csv", "--out", "x.csv", heavy=heavy)["end"] == []
-    )
+    flags = ["run", "table.csv", "--out", "x.csv"]
+    assert imported(folder, "predict", *flags, heavy=heavy)["end"] == []
 
 
 def test_pyarrow_knows_pandas_once_anything_else_imports_it() -> None:
@@ -107,5 +104,4 @@ def test_pyarrow_knows_pandas_once_anything_else_imports_it() -> None:
         print(pa.array(pandas.Series(["a", None, float("nan")])).null_count)
     """
     pytest.importorskip("pandas")
-    said = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert said.split() == ["False", "2"]
+    assert run_python(code).split() == ["False", "2"]

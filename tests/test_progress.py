@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from fusionzoo import progress
 from fusionzoo.progress import LogBar, NotebookBar, progress_bar
+from helpers.python import run_python
 
 
 @pytest.fixture
@@ -94,14 +94,8 @@ def test_a_notebook_has_one_line_that_changes_and_goes_with_the_work(
     bar = progress_bar(total=20, unit="step")
     assert isinstance(bar, NotebookBar)
     work(bar, clock, steps=20, seconds=0.125)
-    assert [line.partition(" (")[0] for line in shown] == [
-        "20 %",
-        "40 %",
-        "60 %",
-        "80 %",
-        "100 %",
-        "",
-    ]
+    shares = [line.partition(" (")[0] for line in shown]
+    assert shares == ["20 %", "40 %", "60 %", "80 %", "100 %", ""]
     assert capsys.readouterr().err == ""
 
 
@@ -131,6 +125,4 @@ def test_training_in_a_notebook_leaves_no_red_output(tmp_path: Path) -> None:
         "outputs = book.cells[0].outputs\n"
         "print(sum(o.get('name') == 'stderr' for o in outputs))\n"
     )
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n", done.stdout
+    assert run_python(code, cwd=tmp_path) == "0\n"

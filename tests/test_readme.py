@@ -31,6 +31,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.tools.search.search import SearchConfig
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
+from helpers.python import run_python
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -176,17 +177,13 @@ def test_the_leaderboard_is_the_one_in_results(page: str, rows: int) -> None:
 def test_the_python_example_prints_what_it_says() -> None:
     code = python_block("fz.create_model", "train.md")
     wanted = re.findall(r"^# (.*)$", code, flags=re.MULTILINE)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip().splitlines() == wanted
+    assert run_python(code).strip().splitlines() == wanted
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "train.md"])
 def test_the_python_api_does_what_the_example_says(page: str, tmp_path: Path) -> None:
-    code = python_block("fz.train(", page)
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+    run_python(python_block("fz.train(", page), cwd=tmp_path)
     header = (tmp_path / "predictions.csv").read_text().splitlines()[0]
     assert header.startswith('"id","label","p_')
     assert '"present_' in header
@@ -200,35 +197,22 @@ def test_the_first_ten_minutes_go_as_the_start_page_says(tmp_path: Path) -> None
     for script in ("train.py", "embed.py"):
         shutil.copy(ROOT / script, tmp_path)
     [code] = blocks("python", "start.md")
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+    run_python(code, cwd=tmp_path)
     lines = [line for block in blocks("bash", "start.md") for line in block.splitlines()]
     assert [line.split()[0] for line in lines] == [*("python", "fusionzoo") * 2, "python"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     tables = []
     for line in lines:
-        done = subprocess.run(
-            shlex.split(line),
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-        )
-        tables += re.findall(r"Test split.*?┘", done.stdout, flags=re.DOTALL)
+        env = {**os.environ, "PATH": path}
+        said = subprocess.check_output(shlex.split(line), cwd=tmp_path, env=env, text=True)
+        tables += re.findall(r"Test split.*?┘", said, flags=re.DOTALL)
     assert [without_figures(x) for x in tables] == [
         without_figures(x.strip()) for x in blocks("text", "start.md") if "Test split" in x
     ]
     assert (tmp_path / "predictions.csv").is_file()
     assert (tmp_path / "mine.parquet").is_file()
     program = python_block("fz.load(", "deploy.md")
-    answers = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        check=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert len(answers.stdout.splitlines()) == 2
+    assert len(run_python(program, cwd=tmp_path).splitlines()) == 2
 
 
 def without_figures(table: str) -> list[str]:
@@ -238,18 +222,9 @@ def without_figures(table: str) -> list[str]:
 
 
 def test_the_example_of_data_in_memory_runs(tmp_path: Path) -> None:
-    code = (
-        python_block("dataset.to_manifest(", "data.md")
-        + "\nprint(fz.create_dataset('rows.parquet'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        check=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    lines = done.stdout.splitlines()
+    code = python_block("dataset.to_manifest(", "data.md")
+    again = "print(fz.create_dataset('rows.parquet'))"
+    lines = run_python(f"{code}\n{again}", cwd=tmp_path).splitlines()
     assert lines[0].startswith("PairedDataset the list: 60 samples")
     assert lines[1:3] == lines[5:7] == ["  have    text 60, photo (image) 60", lines[2]]
 
@@ -294,13 +269,10 @@ def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(
-            path,
-            marks=pytest.mark.nightly if path.name in MINUTES else pytest.mark.slow,
-            id=path.name,
-        )
-        for path in NOTEBOOKS
+        pytest.param(x, marks=getattr(pytest.mark, "nightly" if x.name in MINUTES else "slow"))
+        for x in NOTEBOOKS
     ],
+    ids=lambda path: path.name,
 )
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     text = path.read_text()
@@ -314,5 +286,4 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
         "client = nbclient.NotebookClient(book, timeout=600, kernel_name='python3')\n"
         "client.execute(cwd=sys.argv[2])"
     )
-    run = [sys.executable, "-P", "-c", code, str(tmp_path / path.name), str(path.parent)]
-    subprocess.run(run, check=True)
+    run_python(code, str(tmp_path / path.name), str(path.parent))

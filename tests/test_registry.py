@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +158,6 @@ def test_a_saved_model_that_has_old_names_loads_and_is_saved_with_new_ones(
     assert (tmp_path / "b" / "config.json").read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "shown"),
-    [("words", "text", "words"), ("my-words", "text", "my-words"), ("a/b", "image", "a/b")],
-)
-def test_a_plain_name_of_an_encoder_is_its_whole_name(name: str, kind: str, shown: str) -> None:
-    entry = EncoderEntry(name=name, cls=Encoder, summary="", family=kind)
-    assert entry.pattern == shown
-
-
 def test_an_encoder_says_at_registration_that_a_models_name_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,37 +241,3 @@ def test_a_data_set_that_declares_no_setting_takes_those_of_all(
         DATASETS.create("plain", mising=0.5)
     with pytest.raises(FusionZooError, match="max_errors=2; it is a share"):
         DATASETS.create("plain", max_errors=2)
-
-
-NEW_FILES = {
-    "fusion/late/dropped_in.py": "from fusionzoo.fusion import FUSIONS, Fusion\n"
-    "@FUSIONS.register(family='late')\nclass New(Fusion):\n    '''New.'''\n",
-    "encoders/dropped_in.py": "from fusionzoo.encoders import ENCODERS, Encoder, Processor\n"
-    "@ENCODERS.register(family='text')\nclass New(Encoder):\n    '''New.'''\n",
-    "datasets/builtin/dropped_in.py": "from fusionzoo.datasets import DATASETS, PairedDataset\n"
-    "@DATASETS.register(family='built-in')\ndef new():\n    '''New.'''\n",
-    "datasets/opening/another.py": "from fusionzoo.datasets import DATASETS, split_by_hash\n"
-    "@DATASETS.register(family='format')\ndef new():\n    '''New.'''\n",
-    "training/balance/dropped_in.py": "from fusionzoo.training.balance import BALANCE, Balance\n"
-    "@BALANCE.register(family='loss')\nclass New(Balance):\n    '''New.'''\n",
-}
-LISTED = """
-import fusionzoo
-from fusionzoo.training.balance import BALANCE
-print("dropped_in" in fusionzoo.list_fusions("late"), "dropped_in" in fusionzoo.list_encoders(),
-      {"dropped_in", "another"} <= set(fusionzoo.list_datasets()), "dropped_in" in BALANCE)
-"""
-
-
-def test_a_file_that_is_put_into_a_folder_is_found(tmp_path: Path) -> None:
-    """In a copy of the package; the files import what their folders offer, by absolute names."""
-    package = tmp_path / "fusionzoo"
-    caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(fusionzoo.__file__).parent, package, ignore=caches)
-    for name, text in NEW_FILES.items():
-        (package / name).write_text(text)
-        (package / name).with_name("_private.py").write_text("raise ValueError('imported')")
-    done = subprocess.run(
-        [sys.executable, "-c", LISTED], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "True True True True\n", done.stderr

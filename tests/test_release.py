@@ -83,8 +83,7 @@ def test_a_tag_needs_the_version_and_a_date(versioned: Path) -> None:
 def test_the_release_is_tried_on_the_oldest_and_newest_python_and_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     matrix = workflow("release.yml")["jobs"]["try"]["strategy"]["matrix"]
-    classifiers = " ".join(project["classifiers"])
-    pythons = re.findall(r"Python :: (3\.\d+)", classifiers)
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
     assert matrix["python-version"] == [pythons[0], pythons[-1]]
     assert project["requires-python"] == f">={pythons[0]}"
     assert workflow("ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python-version"] == pythons

@@ -6,12 +6,10 @@ import gzip
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -50,22 +48,15 @@ class Page(HTMLParser):
             self.loads.append(values[FETCHED[tag]])
 
 
-def imported(name: str) -> ModuleType:
-    """Import a module of docs/."""
-    sys.path.insert(0, str(DOCS))
-    try:
-        return import_module(name)
-    finally:
-        sys.path.remove(str(DOCS))
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make site` does, in a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text())
     (folder / "fusionzoo").symlink_to(ROOT / "fusionzoo")
-    return imported("website").build(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        return import_module("website").build(folder)
 
 
 @pytest.fixture(scope="module")

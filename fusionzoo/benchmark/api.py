@@ -61,8 +61,8 @@ def benchmark(
     (`{"name": "digits", "missing": 0.2}`), a table or data set in memory, or a PairedDataset.
     Further settings have the names of the command line, sections are mappings: `epochs=5,
     optim={"lr": 1e-3}`; those of the data stand among them: `target="diagnosis"`, `decimal=","`.
-    They override those of `config`: a recipe's path, a mapping or a
-    BenchmarkConfig. A second call with the same settings runs nothing again.
+    They override those of `config`: a recipe's path, a mapping or a BenchmarkConfig. A second call
+    with the same settings runs nothing again.
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
     settings |= {name: value for name, value in keywords.items() if value is not None}
@@ -76,11 +76,8 @@ def benchmark(
 def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> Report:
     """Run what is not done yet and write the report; `data` replaces that of `cfg.data`."""
     if cfg.combine or cfg.shard:
-        what = (
-            "--combine ranks over finished reports" if cfg.combine else "--shard writes no report"
-        )
         flag = "--combine" if cfg.combine else "--shard"
-        raise FusionZooError(f"{what}: `benchmark.py {flag} ...`")
+        raise FusionZooError(f"{flag} makes no report of a run: `benchmark.py {flag} ...`")
     bench, dataset, names, clock, deadline = _open(cfg, data)
     external = read_external(cfg.external, bench.metric.name, names)
     out = Path(cfg.out)
@@ -192,8 +189,7 @@ class _Answer(NamedTuple):
 
     def stopped(self, by: str) -> _Answer:
         """Return what Ctrl-C or the time limit leaves after the stage."""
-        stopped = self.stage._replace(stopped=by, last=True)
-        again = self._replace(stage=stopped)
+        again = self._replace(stage=self.stage._replace(stopped=by, last=True))
         return again.with_stage() if self.stage.part else again
 
     def with_stage(self) -> _Answer:

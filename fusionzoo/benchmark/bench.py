@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,9 +66,7 @@ def make_folds(
                 dataset.split(name)  # raises an error that lists the splits there are
         return (_labelled(_rows_of(dataset, dataset), labels),)
     if count < 3:
-        raise FusionZooError(
-            f"--folds {count}: one to test, one to validate and one to train make 3"
-        )
+        raise FusionZooError(f"--folds {count}: at least 3, to test, validate and train")
     folds = []
     parts = _split(dataset, torch.arange(len(labels)), labels, count, seed)
     for number, (others, test) in enumerate(parts):
@@ -89,9 +88,8 @@ def _split(
     group_of = dataset.groups
     groups = [group_of[row] for row in rows.tolist()]
     most = int(labels[rows].unique(return_counts=True)[1].max())
-    splitter = StratifiedGroupKFold(
-        max(2, min(count, len(set(groups)), most)), shuffle=True, random_state=seed
-    )
+    count = max(2, min(count, len(set(groups)), most))
+    splitter = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
     with warnings.catch_warnings():  # a class rarer than the parts is in some of them only
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         splits = list(splitter.split(groups, labels[rows], groups))
@@ -118,13 +116,11 @@ def untrained_labels(dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]
     """Name the classes that a fold tests and that its training samples lack, for the report."""
     if dataset.scheme is not None or len(folds) == 1:
         return []
-    lacking: dict[str, int] = {}
+    lacking: Counter[str] = Counter()
     for fold in folds:
         trained = set(dataset.targets[fold.train].tolist())
-        for label in dataset.targets[fold.test].tolist():
-            if label not in trained:
-                name = dataset.classes[label]
-                lacking[name] = lacking.get(name, 0) + 1
+        tested = dataset.targets[fold.test].tolist()
+        lacking.update(dataset.classes[label] for label in tested if label not in trained)
     if not lacking:
         return []
     counts = ", ".join(f"{name} ({count})" for name, count in lacking.items())
@@ -287,8 +283,9 @@ def open_bench(
     cfg, opened, folds, protocol = _split_data(cfg, opened, fold_labels(tasks, opened.targets))
     refit = cfg.refit if cfg.refit is not None else len(folds) > 1 and cfg.mode == "probe"
     cfg = replace(cfg, tune=tuning_trials(cfg), refit=refit)
-    notes = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
-    weighted = _weights_note(tasks, opened, folds)
+    dropped = [f"Settings left out by --data.modalities: {', '.join(dropped_flags)}."]
+    notes = [*encoder_notes, *_weights_note(tasks, opened, folds)]
+    notes += [*dropped * bool(dropped_flags), *untrained_labels(opened, folds)]
     bench = Bench(
         cfg,
         opened.modalities,
@@ -297,12 +294,7 @@ def open_bench(
         opened.present,
         folds,
         tuple(opened.groups),
-        (
-            *encoder_notes,
-            *weighted,
-            *(notes if dropped_flags else ()),
-            *untrained_labels(opened, folds),
-        ),
+        tuple(notes),
         None if opened.scheme is None else tuple(opened.scheme),
         metric_of(tasks),
         data_identity(opened),

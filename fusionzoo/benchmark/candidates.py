@@ -142,8 +142,7 @@ def _fit_for_targets(fusions: Sequence[str], cfg: BenchmarkConfig) -> tuple[list
         if name in left_out:
             refuse_other_answers(name, built[name])
     note = f"Left out, because they join probabilities of classes: {', '.join(left_out)}."
-    kept = [name for name in fusions if name not in left_out]
-    return kept, [note] if left_out else []
+    return [name for name in fusions if name not in left_out], [note] if left_out else []
 
 
 def _build_small(fusion: str, settings: Settings) -> Fusion:
@@ -180,9 +179,8 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
     """Raise an error for a setting that no candidate has, before anything is computed."""
     for name in cfg.settings:
         if name not in FUSIONS and not name.startswith(ALONE):
-            raise FusionZooError(
-                f"--settings.{name}: unknown fusion{did_you_mean(name, candidates)}"
-            )
+            hint = did_you_mean(name, candidates)
+            raise FusionZooError(f"--settings.{name}: unknown fusion{hint}")
     fusions = [fusion_of(name) for name in candidates if not is_fitted(name)]
     for key in cfg.fusion:
         if not any(key in {"dim", *fusion_info(n).parameters} for n in [*list_fusions(), *fusions]):
@@ -197,10 +195,7 @@ def check_settings(cfg: BenchmarkConfig, candidates: Sequence[str]) -> None:
             raise FusionZooError(f"--balance_settings.{name}: --balance does not name it")
     for name in trained:
         if cfg.refit and getattr(BALANCE[name].cls, "validates", False):
-            raise FusionZooError(
-                f"--refit: {name} needs samples to validate on that it does not learn from;"
-                " --refit false keeps them apart"
-            )
+            raise FusionZooError(f"--refit: {name} validates on samples apart: --refit false")
     optim = cfg.optim
     if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
         raise FusionZooError("--optim.schedule plateau: here seeds share a rate; choose another")

@@ -19,7 +19,7 @@ from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import LOST_PART, corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
-from fusionzoo.features.encode import StoredFeatures, encode
+from fusionzoo.features.encode import encode
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, seed_of
 from fusionzoo.training.multitask import Tasks
@@ -59,7 +59,7 @@ class Examiner:
         Where damaged samples are tested later, the result has the model's weights.
         """
         model.eval()
-        test, weights = self.test_features(model), None
+        test, weights = self._features(model, self.fold.test), None
         model.fusion.cpu()
         chosen = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
         logits, by_subset = predict_given(model, test, chosen)
@@ -96,7 +96,7 @@ class Examiner:
     def add_damaged(self, model: FusionModel, result: SeedResult) -> SeedResult:
         """Return a model's result with the metrics of damaged samples."""
         model.eval()
-        damaged, lost_scores = self._damaged(model, self.test_features(model))
+        damaged, lost_scores = self._damaged(model, self._features(model, self.fold.test))
         return result._replace(rows=[*result.rows, *damaged], lost_scores=lost_scores)
 
     def validate(self, model: FusionModel) -> Tensor:
@@ -105,10 +105,6 @@ class Examiner:
         val = self._features(model, self.fold.val)
         model.fusion.cpu()
         return predict(model, val)
-
-    def test_features(self, model: FusionModel) -> FeaturesByModality:
-        """Return the features of the test samples."""
-        return self._features(model, self.fold.test)
 
     def _features(self, model: FusionModel, rows: Tensor) -> FeaturesByModality:
         """Return the features of samples, those of the cache or those of the model's encoders."""
@@ -120,22 +116,19 @@ class Examiner:
 
     def _corrupted(self, model: FusionModel) -> Iterator[tuple[Condition, Features]]:
         """Yield the features of each modality's damaged test samples, condition by condition."""
+        rows = damaged_rows(self.bench, self.fold)
         if isinstance(self.feed, ProbeFeed):
-            yield from self._corrupted_from_cache(self.feed)
+            for condition, damaged in self.bench.corrupted[self.job.fold].items():
+                if condition[0] in self.modalities:
+                    stored = load_features(damaged.description)
+                    places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
+                    yield condition, self.feed.take(condition[0], stored, places)
             return
-        samples = self.feed.dataset.subset(damaged_rows(self.bench, self.fold))
+        samples = self.feed.dataset.subset(rows)
         for condition in conditions(self.bench):
             if condition[0] in self.modalities:
-                damaged = corrupted(samples, *condition)
-                yield condition, self._encode(model, damaged, condition[0])
-
-    def _corrupted_from_cache(self, feed: ProbeFeed) -> Iterator[tuple[Condition, Features]]:
-        rows = damaged_rows(self.bench, self.fold)
-        for condition, damaged in self.bench.corrupted[self.job.fold].items():
-            if condition[0] in self.modalities:
-                stored = load_features(damaged.description)
-                places = torch.searchsorted(damaged.rows, rows)  # entries are in order of rows
-                yield condition, feed.take(condition[0], stored, places)
+                changed = corrupted(samples, *condition)
+                yield condition, self._encode(model, changed, condition[0])
 
     def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
         cfg = self.bench.cfg
@@ -146,7 +139,7 @@ class Examiner:
             device=device_of(cfg),
             progress=False,
         )
-        return stored.take(_all_rows(stored), reads_tokens(self.job.candidate))
+        return stored.take(torch.arange(len(stored.pooled)), reads_tokens(self.job.candidate))
 
     def _scores(self, logits: Tensor) -> Tensor:
         return sample_scores(self.tasks, logits, self.target)
@@ -167,8 +160,7 @@ class Examiner:
         rows: list[Row] = []
         lost_scores: list[Tensor] = []
         damaged = damaged_rows(self.bench, self.fold)
-        numbers = torch.searchsorted(self.sorted_test, damaged)
-        numbers = self.test_order[numbers]
+        numbers = self.test_order[torch.searchsorted(self.sorted_test, damaged)]
         clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
         target, weights = self.target[numbers], self.bench.weights_of(damaged)
         undamaged: tuple[Condition, Features | None] = UNDAMAGED, None
@@ -176,9 +168,8 @@ class Examiner:
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(model, changed)
             scores = sample_scores(self.tasks, logits, target)
-            rows.append(
-                score_row(self.tasks, logits, target, scores, "full", condition, weights=weights)
-            )
+            labels = ("full", condition)
+            rows.append(score_row(self.tasks, logits, target, scores, *labels, weights=weights))
             if takes_part(self.bench, condition):
                 lost_scores.append(scores)
         if len(rows) == 1:
@@ -252,10 +243,6 @@ def predict_given(
     if not all(x.isfinite().all() for x in (logits, *masked)):
         raise FusionZooError("the logits of the test split are not finite")
     return logits, dict(zip(chosen, masked, strict=True))
-
-
-def _all_rows(stored: StoredFeatures) -> Tensor:
-    return torch.arange(len(stored.pooled))
 
 
 def tests_damage_later(bench: Bench) -> bool:

@@ -96,12 +96,7 @@ class KeptSamples:
 class BatchFeed:
     """Batches of prepared samples; a data set of vectors only is collated once, as a whole."""
 
-    def __init__(
-        self,
-        dataset: PairedDataset,
-        model: FusionModel,
-        cfg: BenchmarkConfig,
-    ) -> None:
+    def __init__(self, dataset: PairedDataset, model: FusionModel, cfg: BenchmarkConfig) -> None:
         self.dataset, self.model, self.cfg = dataset, model, cfg
         self.kept = KeptSamples(dataset)
         self.whole: Batch | None = None

@@ -23,23 +23,10 @@ from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
 
-from .bench import (
-    Bench,
-    Fold,
-    Job,
-    Settings,
-    dataset_of,
-    learned_rows,
-    target_spec,
-    tasks_of,
-)
+from .bench import Bench, Fold, Job, Settings, dataset_of, learned_rows, target_spec, tasks_of
 from .candidates import fusion_of, is_fitted, modalities_of, parse, reads_tokens
 from .examine import Examiner
-from .feeds import (
-    BatchFeed,
-    ProbeFeed,
-    device_of,
-)
+from .feeds import BatchFeed, ProbeFeed, device_of
 from .fitted.run import run_fitted
 from .store import SeedResult, load, save, weights_path
 from .train import (
@@ -138,11 +125,8 @@ def tested_weights(bench: Bench, job: Job, trained: Trained) -> list[Weights]:
         return [fit_result.weights for fit_result in trained.fits]
     epochs = [fit_result.best_epoch for fit_result in trained.fits]
     models, feed = build(bench, job)
-    cfg, rows = (
-        training_settings(bench.cfg, job.training),
-        learned_rows(bench, bench.folds[job.fold]),
-    )
-    targets = _targets(bench, job)
+    cfg = training_settings(bench.cfg, job.training)
+    rows, targets = learned_rows(bench, bench.folds[job.fold]), _targets(bench, job)
     trainer = _trainer(bench, job, models, feed, cfg, targets, rows)
     return refit(trainer, feed, targets, rows, job.seeds, epochs)
 
@@ -244,9 +228,8 @@ def _build_with_encoders(bench: Bench, job: Job) -> tuple[list[FusionModel], Bat
     models = []
     for seed in job.seeds:
         seed_everything(seed)
-        model = create_model(
-            fusion, components, classes=bench.classes, targets=bench.scheme, kinds=kinds
-        )
+        labels = dict[str, Any](classes=bench.classes, targets=bench.scheme)
+        model = create_model(fusion, components, **labels, kinds=kinds)
         set_augmentation(model.named_encoders(), cfg.data.get("augment"), dataset.modalities)
         models.append(model.to(device_of(cfg)))
     if len(names) == 1:

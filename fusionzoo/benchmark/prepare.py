@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,11 +62,7 @@ class TrainedAlone(NamedTuple):
 
 
 def freeze(
-    bench: Bench,
-    dataset: PairedDataset,
-    fold_number: int,
-    encoder: Encoder,
-    progress: bool = True,
+    bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder, progress: bool = True
 ) -> tuple[Encoder, TrainedAlone | None]:
     """Return a frozen copy of an encoder, and how it was trained if it had to be.
 
@@ -110,11 +106,6 @@ def trained_alone_note(bench: Bench, encoder: Encoder, folds: Sequence[TrainedAl
 def _extent(ordered: Sequence[str]) -> str:
     first, last = ordered[0], ordered[-1]
     return first if first == last else f"{first} to {last}"
-
-
-def is_cached(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> bool:
-    """Whether the weights of an encoder trained alone on a fold are in the cache."""
-    return _path(bench, dataset, fold_number, encoder).is_file()
 
 
 def _path(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encoder) -> Path:
@@ -210,29 +201,21 @@ def build_encoders(
 
     Each has the same initial weights in both cases.
     """
-    with shared_checkpoints():
-        encoders = _build_each(cfg, dataset, only)
-    return {name: encoders[name] for name in dataset.modalities if name in encoders}
-
-
-def _build_each(cfg: BenchmarkConfig, dataset: PairedDataset, only: str | None) -> Encoders:
-    """Build the encoders in the order of the settings."""
     encoders: Encoders = {}
-    for modality, component in choose_encoders(dataset, cfg.encoders).items():
-        if modality not in dataset.modalities:
-            dataset.select(modality)  # raises an error that lists the modalities there are
-        if only not in (None, modality):
-            continue
-        seed_everything(cfg.seed)
-        name, settings = split_name(component, f"encoders.{modality}")
-        encoder = create_encoder(
-            modality, name, **{"kind": dataset.modalities[modality], **settings}
-        )
-        if device_of(cfg).type == "cpu":  # convolutions are a third faster in this format
-            encoder.set_channels_last()
-        encoders[modality] = encoder
-    set_augmentation(encoders.items(), cfg.data.get("augment"), dataset.modalities)
-    return encoders
+    with shared_checkpoints():
+        for modality, component in choose_encoders(dataset, cfg.encoders).items():
+            if modality not in dataset.modalities:
+                dataset.select(modality)  # raises an error that lists the modalities there are
+            if only not in (None, modality):
+                continue
+            seed_everything(cfg.seed)
+            name, settings = split_name(component, f"encoders.{modality}")
+            settings = {"kind": dataset.modalities[modality], **settings}
+            encoders[modality] = create_encoder(modality, name, **settings)
+            if device_of(cfg).type == "cpu":  # convolutions are a third faster in this format
+                encoders[modality].set_channels_last()
+        set_augmentation(encoders.items(), cfg.data.get("augment"), dataset.modalities)
+    return {name: encoders[name] for name in dataset.modalities if name in encoders}
 
 
 def freeze_all(
@@ -255,8 +238,10 @@ def store_all(
     deadline: float = math.inf,
 ) -> dict[str, Description]:
     """Encode what is not in the cache, every view of it; return the entries, but for the view."""
+    # Where no candidate reads tokens, one per sample tells which samples have the modality.
+    most = {name: bench.cfg.max_tokens.get(name) if tokens else 1 for name in frozen}
     descriptions = {
-        name: describe_features(bench, dataset, encoder, tokens) for name, encoder in frozen.items()
+        name: describe(encoder, dataset, max_tokens=most[name]) for name, encoder in frozen.items()
     }
     views = 1 if bench.cfg.mode == "finetune" else bench.cfg.views
     for name, encoder in frozen.items():
@@ -264,15 +249,6 @@ def store_all(
             description = {**descriptions[name], "view": view}
             store_features(bench, dataset, encoder, description, progress, deadline)
     return descriptions
-
-
-def describe_features(
-    bench: Bench, dataset: PairedDataset, encoder: Encoder, tokens: bool
-) -> Description:
-    """Describe an encoder's features of a data set, but for the view."""
-    # Where no candidate reads tokens, one per sample tells which samples have the modality.
-    max_tokens = bench.cfg.max_tokens.get(encoder.modality) if tokens else 1
-    return describe(encoder, dataset, max_tokens=max_tokens)
 
 
 def store_features(
@@ -336,31 +312,15 @@ def _entry(
 
 def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
     """Encode the damaged test samples of every fold that are not in the cache."""
-    _encode_missing(
-        bench,
-        (
-            (number, condition, damaged)
-            for number, by_condition in enumerate(bench.corrupted)
-            for condition, damaged in by_condition.items()
-        ),
-        deadline,
-    )
-
-
-def _encode_missing(bench: Bench, pieces: Iterable[Piece], deadline: float) -> None:
     missing: dict[str, Piece] = {}
-    for piece in pieces:
-        _add_missing(missing, piece)
+    for number, by_condition in enumerate(bench.corrupted):
+        for condition, damaged in by_condition.items():
+            if feature_cache().load(damaged.description) is None:
+                missing.setdefault(key_of(damaged.description), (number, condition, damaged))
     label, listed = "encode damaged", list(missing.values())
     for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label, deadline):
         pass
     _frozen_cache.clear()
-
-
-def _add_missing(missing: dict[str, Piece], piece: Piece) -> None:
-    description = piece[2].description
-    if feature_cache().load(description) is None:
-        missing.setdefault(key_of(description), piece)
 
 
 def encode_damaged(bench: Bench, piece: Piece) -> None:
@@ -411,7 +371,7 @@ def prepare(
         for name, encoder in encoders.items()
         if is_untrained(encoder)
         for fold in range(len(bench.folds))
-        if not is_cached(bench, dataset, fold, encoder)
+        if not _path(bench, dataset, fold, encoder).is_file()
     ]
     label = "train encoders alone"
     for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
@@ -423,11 +383,7 @@ def prepare(
 
 
 def _encode_folds(
-    bench: Bench,
-    dataset: PairedDataset,
-    encoders: Encoders,
-    tokens: bool,
-    deadline: float,
+    bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool, deadline: float
 ) -> Bench:
     """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}
@@ -440,12 +396,10 @@ def _encode_folds(
         descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
         features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
         corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
+    notes = [trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()]
     return replace(
         bench,
-        notes=(
-            *bench.notes,
-            *(trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()),
-        ),
+        notes=(*bench.notes, *notes),
         features=tuple(features),
         trained_alone=tuple(trained),
         corrupted=tuple(corrupted),

@@ -58,7 +58,10 @@ SPACE = 2  # raised when the search space changes: trials of earlier versions ar
 DECAYS = (1e-3, 10.0)  # range of the weight decay
 RATES = (0.1, 10.0)  # range of the learning rate, as multiples of that of the settings
 # Settings that do not change a job: how and where it is run, and which other jobs are run.
-IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings"}
+IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "seeds", "controls"}
+IRRELEVANT |= {"tune", "baselines", "external", "figures", "shard", "subgroups"}
+IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
+IRRELEVANT |= {"time_limit", "jobs", "num_workers", "out", "combine", "plugins"}
 # Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
 DEFINITIONS = 6
 CTRL_C = "Ctrl-C"
@@ -72,9 +75,8 @@ def require_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise FusionZooError(
-            "tuning needs Optuna: pip install 'fusionzoo[benchmark]', or --tune 0"
-        ) from None
+        words = "tuning needs Optuna: pip install 'fusionzoo[benchmark]', or --tune 0"
+        raise FusionZooError(words) from None
 
 
 class Tuned(NamedTuple):
@@ -119,8 +121,7 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
         trial = study.ask(space)
         if line == len(done):
             settings, training = _settings_of(trial.params, job)
-            proposed = job._replace(settings=settings, training=training)
-            trained = _train(bench, proposed)
+            trained = _train(bench, job._replace(settings=settings, training=training))
             if trained is not None:
                 models[line] = trained
             losses = [] if trained is None else trained.fits[0].losses.tolist()
@@ -311,12 +312,6 @@ def _path(bench: Bench, job: Job) -> Path:
     return path_of(bench, job).with_suffix(f".space{SPACE}.jsonl")
 
 
-IRRELEVANT |= {"seeds", "controls", "tune"}
-IRRELEVANT |= {"baselines", "external", "figures", "shard", "subgroups"}
-IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
-IRRELEVANT |= {"time_limit", "jobs", "num_workers", "out", "combine", "plugins"}
-
-
 class JobResult(NamedTuple):
     """A job and the results of its seeds, or the error that stopped it."""
 
@@ -385,8 +380,7 @@ def _by_seeds(bench: Bench, job: Job) -> list[Job]:
 
 def has_control(candidate: str) -> bool:
     """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
-    named = parse(candidate)
-    return not (named.balance or is_fitted(candidate))
+    return not (parse(candidate).balance or is_fitted(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:
@@ -509,11 +503,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def run_shard(
-    bench: Bench,
-    candidates: Sequence[str],
-    deadline: float,
-    part: int,
-    parts: int,
+    bench: Bench, candidates: Sequence[str], deadline: float, part: int, parts: int
 ) -> dict[str, str]:
     """Run one of `parts` shares of the jobs; return the error of each candidate that failed.
 
@@ -606,15 +596,10 @@ def _guarded(work: Callable[[], None]) -> str | None:
     try:
         work()
     except Exception as error:
-        return _message(error)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
+        return f"{type(error).__name__}: {error}{where}"
     return None
-
-
-def _message(error: Exception) -> str:
-    """Return an error with its place, unless it is the user's."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def _tuned_jobs(bench: Bench, job: Job, tuned: Tuned) -> list[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -46,11 +47,7 @@ class Feed(Protocol):
 
 def forward(model: FusionModel, model_input: ModelInput) -> FusionOutput:
     """Run the fusion on cached features, or encoders and fusion on a batch."""
-    if isinstance(model_input, Batch):
-        output: FusionOutput = model(model_input)
-    else:
-        output = model.fusion(model_input)
-    return output
+    return model(model_input) if isinstance(model_input, Batch) else model.fusion(model_input)
 
 
 def over_mean(weights: Tensor | None, device: torch.device) -> Tensor | None:
@@ -58,7 +55,39 @@ def over_mean(weights: Tensor | None, device: torch.device) -> Tensor | None:
     return None if weights is None else (weights / weights.double().mean()).float().to(device)
 
 
-class SingleTrainer:
+class FeedTrainer(ABC):
+    """Trains one model, or several together: step by step, on what a feed gives."""
+
+    cfg: BenchmarkConfig
+    tasks: Tasks
+    model: FusionModel
+    phases: tuple[Phase, ...]
+    optimizer: torch.optim.Optimizer
+
+    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
+        """Prepare an epoch after `step` steps; return modality -> epoch its schedule restarted."""
+        return {}
+
+    @abstractmethod
+    def step(
+        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
+    ) -> None:
+        """Train on one batch; rows, of the training split, and target (S, B)."""
+
+    @abstractmethod
+    def train(self, mode: bool, phase: int = 0) -> None:
+        """Set train or eval mode."""
+
+    def logits(self, model_input: ModelInput) -> Tensor:
+        """Return logits (S, B, K)."""
+        return forward(self.model, model_input).logits[None]
+
+    def weights(self, index: int) -> Weights:
+        """Copy the weights of one seed, under the names of a FusionModel."""
+        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+
+
+class SingleTrainer(FeedTrainer):
     """Trains one model without training strategies, on what a feed gives.
 
     Not `training.trainer.Trainer`, because that is slower where a step is small. On cached features
@@ -93,7 +122,6 @@ class SingleTrainer:
     def step(
         self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
     ) -> None:
-        """Train on one batch; rows and target (1, B)."""
         output = forward(self.model, model_input)
         context = StepContext(
             rows=rows[0],
@@ -119,20 +147,8 @@ class SingleTrainer:
         self.model.train(mode)
         self.model.encoders.train(mode and self.phases[phase].encoders)
 
-    def logits(self, model_input: ModelInput) -> Tensor:
-        """Return logits (1, B, K)."""
-        return forward(self.model, model_input).logits[None]
 
-    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
-        """Nothing to prepare."""
-        return {}
-
-    def weights(self, index: int) -> Weights:
-        """Copy the weights."""
-        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
-
-
-class StackedTrainer:
+class StackedTrainer(FeedTrainer):
     """Trains several copies of one fusion, each with its own weights and batches, as one.
 
     Parameters are stacked along a new first dimension and the forward pass is mapped over it
@@ -163,7 +179,6 @@ class StackedTrainer:
     def step(
         self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
     ) -> None:
-        """Train each copy on its batch; rows and target (S, B)."""
         logits = self.logits(model_input)
         loss = self.tasks.criterion(logits.flatten(0, 1), target.flatten(0, 1))
         if self.factors is not None:
@@ -175,26 +190,16 @@ class StackedTrainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def train(self, mode: bool, phase: int = 0) -> None:
-        """Set train or eval mode."""
         self.skeleton.train(mode)
 
     def logits(self, model_input: ModelInput) -> Tensor:
-        """Return logits (S, B, K)."""
-
-        def logits_of_copy(parameters: Weights, buffers: Weights, copy_input: ModelInput) -> Tensor:
-            output: FusionOutput = functional_call(
-                self.skeleton, (parameters, buffers), (copy_input,)
-            )
+        def logits_of_copy(parameters: Weights, buffers: Weights, inputs: ModelInput) -> Tensor:
+            output: FusionOutput = functional_call(self.skeleton, (parameters, buffers), (inputs,))
             return output.logits
 
         return vmap(logits_of_copy)(self.stacked, self.buffers, model_input)
 
-    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
-        """Nothing to prepare."""
-        return {}
-
     def weights(self, index: int) -> Weights:
-        """Copy the weights of one seed, under the names of a FusionModel."""
         tensors = {**self.stacked, **self.buffers}
         return {f"fusion.{name}": x[index].detach().clone() for name, x in tensors.items()}
 
@@ -204,32 +209,6 @@ class StackedTrainer:
         factor = (max_norm / (norms + 1e-6)).clamp(max=1)
         for grad in grads:
             grad.mul_(factor.reshape(-1, *[1] * (grad.ndim - 1)))
-
-
-class FeedTrainer(Protocol):
-    """Trains one model, or several together: step by step, on what a feed gives."""
-
-    cfg: BenchmarkConfig
-    tasks: Tasks
-    phases: tuple[Phase, ...]
-    optimizer: torch.optim.Optimizer
-
-    def begin_epoch(self, epoch: int, step: int) -> Mapping[str, int]:
-        """Prepare an epoch after `step` steps; return modality -> epoch its schedule restarted."""
-
-    def step(
-        self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
-    ) -> None:
-        """Train on one batch; rows and target (S, B)."""
-
-    def train(self, mode: bool, phase: int = 0) -> None:
-        """Set train or eval mode."""
-
-    def logits(self, model_input: ModelInput) -> Tensor:
-        """Return logits (S, B, K)."""
-
-    def weights(self, index: int) -> Weights:
-        """Copy the weights of one seed, under the names of a FusionModel."""
 
 
 def stackable(fusion: Fusion, features: Mapping[str, Features]) -> bool:
@@ -412,12 +391,12 @@ class CachedEncoder(Encoder):
         raise FusionZooError(f"{self.modality}: features from the cache are not prepared")
 
 
-class BalancedTrainer:
+class BalancedTrainer(FeedTrainer):
     """Trains one model under training strategies, by `training.trainer.Trainer`.
 
     `train` are the rows of the training split, whose numbers are the samples' ids, and `weights`
-    (N,) how much they count. `dataset` is
-    needed by strategies that train on loaders of their own (`gblend`), which probes do not have.
+    (N,) how much they count. `dataset` is needed by strategies that train on loaders of their own
+    (`gblend`), which probes do not have.
     """
 
     def __init__(
@@ -476,7 +455,6 @@ class BalancedTrainer:
     def step(
         self, model_input: ModelInput, rows: Tensor, target: Tensor, epoch: float, phase: int
     ) -> None:
-        """Train on one batch; rows (of the training split) and target (1, B)."""
         batch = as_batch(model_input, self.train_rows[rows[0].cpu()], target[0])
         if self.weights_of_rows is not None:
             batch = batch._replace(weight=self.weights_of_rows[rows[0]])
@@ -488,14 +466,6 @@ class BalancedTrainer:
     def train(self, mode: bool, phase: int = 0) -> None:
         """Set train or eval mode; in training the steps set it themselves."""
         self.trainer.module.train(mode)
-
-    def logits(self, model_input: ModelInput) -> Tensor:
-        """Return logits (1, B, K)."""
-        return forward(self.model, model_input).logits[None]
-
-    def weights(self, index: int) -> Weights:
-        """Copy the weights."""
-        return {name: x.detach().clone() for name, x in self.model.state_dict().items()}
 
 
 def as_batch(model_input: ModelInput, rows: Tensor, target: Tensor) -> Batch:

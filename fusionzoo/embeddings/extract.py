@@ -121,9 +121,7 @@ class Wanted:
         layers = read_setting(cfg.layer)
         check_layers(model, layers)
         if layers and cfg.compile:
-            raise FusionZooError(
-                "--layer: a compiled model shows no inner layers: leave --compile out"
-            )
+            raise FusionZooError("--layer: a compiled model shows no inner layers: no --compile")
         return cls(
             prefixes=_prefixes(cfg, model),
             normalise=cfg.normalise,
@@ -155,7 +153,7 @@ def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tenso
         vectors, output, layers = _run(model, batch, wanted.layers)
     vectors = {name: x.float() for name, x in vectors.items()}
     cut = {
-        f"{name}_{size}": _cut(x, size, is_unit=name != "fused")
+        f"{name}_{size}": x[:, :size] if name == "fused" else F.normalize(x[:, :size])
         for name, x in vectors.items()
         for size in wanted.prefixes
         if name in is_cut(model) and size <= x.shape[1]
@@ -191,11 +189,6 @@ def _run(
 def is_cut(model: FusionModel) -> set[str]:
     """Return the columns of which prefixes are written: fused and aligned vectors."""
     return {"fused", *(f"aligned_{name}" for name in model.align)}
-
-
-def _cut(vectors: Tensor, size: int, *, is_unit: bool) -> Tensor:
-    short = vectors[:, :size]
-    return F.normalize(short) if is_unit else short
 
 
 def widths(model: FusionModel, wanted: Wanted) -> dict[str, int]:
@@ -275,25 +268,12 @@ def parts_key(
     about: Mapping[str, Any], data: Mapping[str, str], cfg: EmbedConfig, device: torch.device
 ) -> dict[str, str]:
     """Return what parts must share to make one file: model, data by part, and settings, hashed."""
-    chosen = (
-        "row_group",
-        "batch_size",
-        "dtype",
-        "normalise",
-        "matryoshka",
-        "probabilities",
-        "layer",
-    )
-    settings = {
-        name: getattr(cfg, name) for name in (*chosen, "weights", "amp", "compile", "split")
-    }
+    names = ["row_group", "batch_size", "dtype", "normalise", "matryoshka", "probabilities"]
+    names += ["layer", "weights", "amp", "compile", "split"]
+    settings = {name: getattr(cfg, name) for name in names}
     settings |= {"format": FORMAT, "device": device.type}
     settings |= {name: about[name] for name in ("fusionzoo", "torch")}
-    return {
-        "model": str(about["model_digest"]),
-        **data,
-        "settings": key_of(settings),
-    }
+    return {"model": str(about["model_digest"]), **data, "settings": key_of(settings)}
 
 
 def describe(
@@ -367,7 +347,7 @@ def table_of(
 ) -> pa.Table:
     """Build the rows of a data set: present (N, M), each column (N, D) float32."""
     readable = present.any(1)
-    arrays: dict[str, Any] = {name: _text(dataset.chosen(name)) for name in LABELS}
+    arrays: dict[str, Any] = {n: pc.cast(dataset.chosen(n), pa.string()) for n in LABELS}
     flags = [name for name in schema.names if name.startswith("present_")]
     for name, column in zip(flags, present.T, strict=False):
         arrays[name] = pa.array(column)
@@ -379,10 +359,6 @@ def table_of(
             arrays[f"{name}_scale"] = pa.array(scale, mask=~readable)
         arrays[name] = _lists(values, schema.field(name).type, unreadable)
     return pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def _text(column: Any) -> Any:
-    return pc.cast(column, pa.string())
 
 
 def _lists(values: np.ndarray[Any, Any], kind: Any, unreadable: Any) -> Any:
@@ -397,8 +373,7 @@ def quantise(vectors: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.nd
     [[64, -127, 0], [0, 0, 0]]
     """
     scale = np.abs(vectors).max(1, initial=0.0).astype(np.float32) / np.float32(127)
-    rounded = np.rint(vectors / np.where(scale > 0, scale, 1)[:, None])
-    return rounded.astype(np.int8), scale
+    return np.rint(vectors / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8), scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,8 +398,7 @@ class Extraction:
         num_workers: int,
     ) -> Extraction:
         """Resolve the settings of a model on its device and an open data set."""
-        wanted = Wanted.of(cfg, model)
-        columns = widths(model, wanted)
+        columns = widths(model, Wanted.of(cfg, model))
         data = data_identity(dataset)
         about = describe(cfg, settings, model, dataset, data, columns)
         schema = schema_of(columns, list(model.modalities), cfg.dtype, about)
@@ -468,9 +442,8 @@ def extract(
     `advance` is told the rows of each batch.
     """
     numbers = job.plan.longest_first(numbers)
-    in_pieces = InPieces(
-        job.model, job.wanted, parts.most_rows, say=say, changed=parts.note_most_rows
-    )
+    rows, note = parts.most_rows, parts.note_most_rows
+    in_pieces = InPieces(job.model, job.wanted, rows, say=say, changed=note)
     with evaluating(job.model), WritingThread(parts) as writing:
         collected = _Collected()
         for planned, batch in _batches(job, numbers, say):
@@ -479,8 +452,8 @@ def extract(
                 collected.add(_positions(job.dataset, planned.rows, batch), batch.present, columns)
             advance(len(planned.rows))
             if planned.is_last:
-                rows = job.plan.rows(planned.part)
-                writing.add(planned.part, partial(_table, job, rows, *collected.take()))
+                of_part = job.plan.rows(planned.part)
+                writing.add(planned.part, partial(_table, job, of_part, *collected.take()))
                 collected = _Collected()
 
 
@@ -493,13 +466,9 @@ def _batches(
     stored = FrozenFeatures({}, []) if reads_layers else stored_features(job.model, job.dataset)
     for note in stored.notes:
         say(note)
-    loader = make_loader(
-        stored.view(job.dataset),
-        keys,
-        stored.collate(job.model.collate()),
-        num_workers=job.num_workers,
-        device=job.model.device,
-    )
+    view, collate = stored.view(job.dataset), stored.collate(job.model.collate())
+    workers, device = job.num_workers, job.model.device
+    loader = make_loader(view, keys, collate, num_workers=workers, device=device)
     yield from zip(job.plan.batches(numbers), loader, strict=True)
 
 
@@ -507,8 +476,7 @@ def _positions(dataset: PairedDataset, rows: Tensor, batch: Batch) -> Tensor:
     """Return the positions in the data set of a batch's rows; a skipped one is not among them."""
     if len(batch.ids) == len(rows):
         return rows
-    ids = dataset.subset(rows).ids
-    position = dict(zip(ids, rows.tolist(), strict=True))
+    position = dict(zip(dataset.subset(rows).ids, rows.tolist(), strict=True))
     return torch.tensor([position[sample_id] for sample_id in batch.ids])
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,9 +157,7 @@ def check_out(out: Path) -> None:
 def open_embedding_file(path: Path) -> EmbeddingFile:
     """Open what `fusionzoo embed` wrote, by its suffix; a folder by the Parquet files in it."""
     if not path.exists():
-        raise FusionZooError(
-            f"{path}: there is no such file of embeddings; `fusionzoo embed` writes one"
-        )
+        raise FusionZooError(f"{path}: no such file of embeddings; `fusionzoo embed` writes one")
     return format_of(path)(path)
 
 
@@ -359,11 +357,8 @@ class NumpyFiles(ParquetFile):
 
 def _write_header(file: Any, kind: Any, count: int) -> None:
     """Write an .npy header, padded so that one for any number of rows has the same length."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(kind.value_type.to_pandas_dtype())),
-        "fortran_order": False,
-        "shape": (count, kind.list_size),
-    }
+    descr = np.lib.format.dtype_to_descr(np.dtype(kind.value_type.to_pandas_dtype()))
+    header = {"descr": descr, "fortran_order": False, "shape": (count, kind.list_size)}
     np.lib.format.write_array_header_1_0(file, header)
 
 
@@ -403,9 +398,7 @@ def read_embeddings(path: str | os.PathLike[str], column: str = "fused") -> Embe
     into memory; of a Parquet file the matrix is a read-only view of what Arrow decoded.
     Rows of which nothing could be read are NaN, for which a copy is made; int8 becomes float32.
     """
-    path = Path(path)
-    try:
-        file = open_embedding_file(path)
+    with _opened(path) as file:
         columns = vector_columns(file.schema)
         if column not in columns:
             raise FusionZooError(
@@ -413,22 +406,23 @@ def read_embeddings(path: str | os.PathLike[str], column: str = "fused") -> Embe
                 f" {', '.join(columns)}"
             )
         return Embeddings(file.read(["id"])["id"].to_pylist(), file.matrix(column))
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[EmbeddingFile]:
+    """Open a file for a block; an error that it cannot be read is a line."""
+    try:
+        yield open_embedding_file(Path(path))
+    except FusionZooError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, FusionZooError):
-            raise
         raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a file of embeddings says of itself: model, data, versions, vectors, ..."""
-    path = Path(path)
-    try:
-        schema = open_embedding_file(path).schema
-    except (OSError, ValueError) as error:
-        if isinstance(error, FusionZooError):
-            raise
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
-    about = (schema.metadata or {}).get(b"fusionzoo")
+    with _opened(path) as file:
+        about = (file.schema.metadata or {}).get(b"fusionzoo")
     if about is None:
         raise FusionZooError(f"{path} was not written by `fusionzoo embed`")
     return dict(json.loads(about))

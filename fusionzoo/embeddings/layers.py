@@ -26,12 +26,8 @@ def read_setting(setting: str | Mapping[str, str | Sequence[str]]) -> Layers:
     ((('image', 'layer2'), ('image', 'layer3')), (('text', 'encoder.layer.2'),))
     """
     if isinstance(setting, Mapping):
-        pairs = [
-            (modality, str(name))
-            for modality, names in setting.items()
-            for name in ([names] if isinstance(names, str) else names)
-        ]
-        return tuple(pairs)
+        lists = {m: [x] if isinstance(x, str) else x for m, x in setting.items()}
+        return tuple((modality, str(name)) for modality, names in lists.items() for name in names)
     words = [word.strip() for word in setting.split(",") if word.strip()]
     for word in words:
         if not all(word.partition("=")[::2]):
@@ -160,9 +156,8 @@ class LayerReader:
             owner = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
             sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, owner, rows)
             rows = sums / counts[:, None]
-        return rows.new_zeros(len(present), rows.shape[1]).index_copy(
-            0, present.nonzero()[:, 0], rows
-        )
+        every = rows.new_zeros(len(present), rows.shape[1])
+        return every.index_copy(0, present.nonzero()[:, 0], rows)
 
 
 def _network(encoder: Encoder) -> nn.Module:

@@ -23,18 +23,12 @@ from fusionzoo.training.build import choose_encoders
 
 DEFAULT = "concat"
 # Fusions whose only weights are linear maps, which are left out here.
-FUSIONS: dict[str, dict[str, Any]] = {
-    "concat": {"hidden": [], "presence_bits": False},
-    "max": {},
-    "mean": {},
-    "sum": {},
-}
+FUSIONS: dict[str, dict[str, Any]] = {"concat": {"hidden": [], "presence_bits": False}}
+FUSIONS |= {"max": {}, "mean": {}, "sum": {}}
 
 
 def compose(
-    dataset: PairedDataset,
-    encoders: Mapping[str, Any],
-    fusion: Mapping[str, Any] | None = None,
+    dataset: PairedDataset, encoders: Mapping[str, Any], fusion: Mapping[str, Any] | None = None
 ) -> FusionModel:
     """Build an untrained model of pretrained encoders: `{"image": {"name": "timm/resnet18"}}`.
 
@@ -66,10 +60,8 @@ def compose(
         {"name": name, "dim": dim, **FUSIONS[name], **settings}, parts, 1, kinds=dataset.modalities
     )
     _drop_maps(model.fusion)
-    for weights in model.fusion.get_submodule(
-        "head"
-    ).parameters():  # idle; random, they would change the digest
-        nn.init.zeros_(weights)
+    for weights in model.fusion.get_submodule("head").parameters():
+        nn.init.zeros_(weights)  # idle; random, they would change the digest
     return model.eval()
 
 
@@ -78,11 +70,8 @@ def _encoders(dataset: PairedDataset, encoders: Mapping[str, Any]) -> dict[str, 
     for modality in encoders:
         dataset.check_modality(modality)
     built = {modality: x for modality, x in encoders.items() if isinstance(x, Encoder)}
-    settings = {
-        m: {"name": x} if isinstance(x, str) else dict(x)
-        for m, x in encoders.items()
-        if m not in built
-    }
+    others = {m: x for m, x in encoders.items() if m not in built}
+    settings = {m: {"name": x} if isinstance(x, str) else dict(x) for m, x in others.items()}
     chosen = {**choose_encoders(dataset, settings), **built}
     return {m: chosen[m] for m in dataset.modalities if m in (encoders or chosen)}
 
@@ -90,11 +79,10 @@ def _encoders(dataset: PairedDataset, encoders: Mapping[str, Any]) -> dict[str, 
 def _check_pretrained(modality: str, encoder: Encoder) -> None:
     """Refuse an encoder with random weights, as far as its settings tell."""
     spec = encoder.spec
+    is_users = spec.get("name") == WRAPPED  # a module whose weights the user knows
     has_weights = any(True for _ in encoder.parameters())
-    if not has_weights or spec.get("pretrained") or spec.get("weights"):
+    if not has_weights or spec.get("pretrained") or spec.get("weights") or is_users:
         return
-    if spec.get("name") == WRAPPED:
-        return  # a module of the user's, who knows its weights
     raise FusionZooError(
         f"--encoders.{modality}: the weights of {spec.get('name')} would be random: name a"
         f" pretrained encoder (timm/..., hf/...) or --encoders.{modality}.weights"
@@ -142,8 +130,7 @@ def open_model_and_data(
     targets: dict[str, str] | None = None if model is None or model.targets is None else {}
     refuse_augmentation(cfg.data)
     if model is None:
-        dataset = open_data_alone(cfg, dataset)
-        settings = dict(cfg.data)
+        dataset, settings = open_data_alone(cfg, dataset), dict(cfg.data)
         model = compose(dataset, cfg.encoders, cfg.fusion)
     else:
         dataset, settings = open_for_model(cfg, model, dataset, targets)

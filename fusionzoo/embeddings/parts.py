@@ -47,22 +47,20 @@ class PartsFolder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check(self, key: Mapping[str, str]) -> None:
-        differ = changes(self._about().get("key", {}), key)
-        if not differ:
-            return
-        if finished := self.finished():
+        differ, finished = changes(self._about().get("key", {}), key), self.finished()
+        if differ and finished:
             raise FusionZooError(
                 f"{self.folder} holds {len(finished)} parts of an extraction with other"
                 f" {differ}: remove that folder, or take another --out"
             )
-        self._clear()
+        if differ:
+            self._clear()
 
     def _about(self) -> dict[str, Any]:
         try:
-            about: dict[str, Any] = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+            return dict(json.loads((self.folder / ABOUT).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
-        return about
 
     def _clear(self) -> None:
         """Remove all but the lock; last what says whose the parts are, for a kill in between."""

@@ -89,19 +89,14 @@ def calibration_error(logits: Tensor, target: Tensor) -> CalibrationError:
     for first in range(0, DRAWS, chunk):
         size = (min(chunk, DRAWS - first), samples)
         uniform = torch.rand(size, generator=draw, dtype=torch.float64)
-        parts.append(
-            torch.stack(
-                [_error((uniform < c).double(), c, bin_index) for c, _, bin_index in binned], dim=1
-            )
-        )
+        errors = [_error((uniform < c).double(), c, bin_index) for c, _, bin_index in binned]
+        parts.append(torch.stack(errors, dim=1))
     simulated = torch.cat(parts)  # (draws, S)
     debiased = (measured.square() - simulated.square().mean(0)).clamp(min=0).sqrt()
-    means = simulated.mean(1)
+    means, ece = simulated.mean(1), float(measured.mean())
     limit = float(means.quantile(LEVEL))
-    ece = float(measured.mean())
-    return CalibrationError(
-        ece, float(debiased.mean()), float(means.mean()), limit, ece <= limit + 1e-9
-    )
+    figures = (ece, float(debiased.mean()), float(means.mean()), limit)
+    return CalibrationError(*figures, within_noise=ece <= limit + 1e-9)
 
 
 def risk_coverage(logits: Tensor, target: Tensor) -> Tensor:
@@ -110,8 +105,7 @@ def risk_coverage(logits: Tensor, target: Tensor) -> Tensor:
     Its mean is the area under the risk-coverage curve (Geifman and El-Yaniv 2017).
     """
     confidence, predicted = logits.double().softmax(-1).max(-1)
-    order = confidence.argsort(descending=True, stable=True)
-    wrong = (predicted != target)[order].double()
+    wrong = (predicted != target)[confidence.argsort(descending=True, stable=True)].double()
     return wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)
 
 

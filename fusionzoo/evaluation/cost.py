@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,9 @@ def cost(fusion: Fusion, sizes: Mapping[str, tuple[int, int]]) -> Cost:
 
 def macs(fusion: Fusion, features: Mapping[str, Features]) -> int:
     """Count the multiply-accumulates of matrix products, convolutions and attention."""
-    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    counter = FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch's table lacks it
+    lacking = {on_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
+    counter = FlopCounterMode(display=False, custom_mapping=lacking)
     with evaluating(fusion), counter:
         fusion(features)
     return counter.get_total_flops() // 2
@@ -52,8 +53,7 @@ def head_cost(fusion: Fusion, features: Mapping[str, Features]) -> dict[str, flo
     def first_rows(count: int) -> dict[str, Features]:
         return {name: Features(*(x[:count] for x in tensors)) for name, tensors in features.items()}
 
-    rows = len(next(iter(features.values())).mask)
-    batch = min(rows, 64)
+    batch = min(len(next(iter(features.values())).mask), 64)
     parameters = sum(p.numel() for p in fusion.parameters())
     activations = _saved_bytes(fusion, first_rows(32))
     fusion.eval()
@@ -78,10 +78,8 @@ def _saved_bytes(fusion: Fusion, features: Mapping[str, Features]) -> int:
         return tensor
 
     # The output stays alive until the end of the block, so that no address is reused.
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
-    ):
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with torch.random.fork_rng(devices=[]), hooks:
         output = fusion.train()(features)
     del output
     return sum(bytes_by_storage.values())
@@ -114,10 +112,3 @@ def random_features(
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool)
         features[name] = Features(tokens, mask, tokens.mean(1))
     return features
-
-
-def _attention_flops(
-    query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
-) -> int:
-    """Count CPU flash attention, which torch's flop table lacks; called with tensor shapes."""
-    return sdpa_flop_count(query, key, value)

@@ -39,8 +39,7 @@ def effective_rank(vectors: Tensor) -> float:
     """
     x = vectors.double()
     values = torch.linalg.svdvals(x - x.mean(0))
-    shares = values / values.sum().clamp(min=1e-300)
-    return float(torch.special.entr(shares).sum().exp())
+    return float(torch.special.entr(values / values.sum().clamp(min=1e-300)).sum().exp())
 
 
 def modality_gap(first: Tensor, second: Tensor) -> float:

@@ -56,9 +56,8 @@ class Answers:
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
         """Join the answers to batches, which have the same modalities and subsets."""
-        return cls(
-            **{x.name: _joined([getattr(part, x.name) for part in parts]) for x in fields(cls)}
-        )
+        names = [x.name for x in fields(cls)]
+        return cls(**{name: _joined([getattr(x, name) for x in parts]) for name in names})
 
     def cpu(self) -> Answers:
         """Return the answers in main memory."""

@@ -139,8 +139,7 @@ class Coder:
 
 def count_table(first: Codes, second: Codes, target: Codes, classes: int) -> NDArray[np.float64]:
     """Return the share of the samples with each pair of codes and class."""
-    shape = (int(first.max()) + 1, int(second.max()) + 1, classes)
-    table = np.zeros(shape)
+    table = np.zeros((int(first.max()) + 1, int(second.max()) + 1, classes))
     np.add.at(table, (first, second, target), 1.0)
     return table / len(target)
 
@@ -241,20 +240,12 @@ class Pair:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        named = {
-            f"{key}_{name}": value
-            for key in ("low", "high")
-            for name, value in (getattr(self, key)._asdict().items())
-        }
-        shared = {"first": self.first, "second": self.second, **self.parts._asdict()}
-        return {
-            **shared,
-            "total": self.parts.total,
-            **named,
-            "clusters": self.clusters,
-            "limits": None if self.limits is None else self.limits._asdict(),
-            "rows": self.rows,
-        }
+        values = {"first": self.first, "second": self.second, **self.parts._asdict()}
+        values["total"] = self.parts.total
+        for key, bound in (("low", self.low), ("high", self.high)):
+            values |= {f"{key}_{name}": value for name, value in bound._asdict().items()}
+        limits = None if self.limits is None else self.limits._asdict()
+        return {**values, "clusters": self.clusters, "limits": limits, "rows": self.rows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +268,7 @@ def pid(setup: PidInputs) -> list[Pair]:
     training rows and its test rows are counted: the mean over folds, with the interval of that
     mean. Otherwise all rows are counted, and the interval is a jackknife over folds.
     """
-    return [
-        _pair(setup, first, second) for first, second in pairs_of(list(setup.folds[0].features))
-    ]
+    return [_pair(setup, *sources) for sources in pairs_of(list(setup.folds[0].features))]
 
 
 def pairs_of(names: Sequence[str]) -> list[Sources]:
@@ -314,9 +303,8 @@ def _count_tests(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ..
     """Count the test rows of each fold: mean and its standard error, clusters, rows."""
     parts, clusters, rows = [], [], 0
     for fold in setup.folds:
-        train, test = (
-            usable_rows(fold, part, (*first, *second)) for part in (fold.train, fold.test)
-        )
+        names = (*first, *second)
+        train, test = (usable_rows(fold, part, names) for part in (fold.train, fold.test))
         sources = [joined(fold, names) for names in (first, second)]
         number, coders = _coders(setup, [source[train] for source in sources], fold.target[train])
         codes = [coder(source[test]) for coder, source in zip(coders, sources, strict=True)]
@@ -570,16 +558,9 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
         )
     alone = max(whole, key=lambda pair: pair.parts.unique_1)
     if alone.parts.unique_1 >= DOMINANT * alone.parts.total:
-        return (
-            f"{alone.parts.unique_1 / alone.parts.total:.0%} of the information is in"
-            f" {alone.first} alone:"
-            " compare any fusion with that modality by itself."
-        )
+        return _alone(alone.parts.unique_1 / alone.parts.total, alone.first)
     if len(whole) == 1 and parts.unique_2 >= DOMINANT * total:
-        return (
-            f"{parts.unique_2 / total:.0%} of the information is in {pair.second} alone: compare"
-            " any fusion with that modality by itself."
-        )
+        return _alone(parts.unique_2 / total, pair.second)
     if parts.redundancy >= 0.5 * total:
         return (
             f"{parts.redundancy / total:.0%} of the information of {between} is in each of them:"
@@ -588,6 +569,13 @@ def advise_fusion(pairs: Sequence[Pair]) -> str:
     return (
         "Each modality tells a part that the other lacks, and little is in the combination: late"
         " fusions and sums suffice (late_mean, mean, concat); compare with gmu."
+    )
+
+
+def _alone(share: float, name: str) -> str:
+    return (
+        f"{share:.0%} of the information is in {name} alone: compare any fusion with that modality"
+        " by itself."
     )
 
 

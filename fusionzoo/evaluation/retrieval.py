@@ -144,12 +144,9 @@ def match(
     first_query, query_of = _distinct(queries)
     first_item, item_of = _distinct(gallery)
     width = int(labels.max(initial=0)) + 1
-    return Matching(
-        first_query,
-        first_item,
-        _sparse(query_of, labels, (len(first_query), width)),
-        _sparse(labels, item_of, (width, len(first_item))),
-    )
+    labels_of_queries = _sparse(query_of, labels, (len(first_query), width))
+    labels_of_gallery = _sparse(labels, item_of, (width, len(first_item)))
+    return Matching(first_query, first_item, labels_of_queries, labels_of_gallery)
 
 
 def content_of(content: Mapping[str, Tensor] | None, name: str, rows: NDArray[np.bool_]) -> Codes:
@@ -199,15 +196,10 @@ def retrieval_figures(
     sample, or in a sample of the same group. recall@k is the share of queries with a relevant
     item among the first k.
     """
-    by_direction = {
-        direction: summary(scores)
-        for direction, scores in direction_scores(embeddings, present, content, groups).items()
-    }
-    names = next(iter(by_direction.values()))
-    mean = {
-        name: sum(figures[name] for figures in by_direction.values()) / len(by_direction)
-        for name in names
-    }
+    every = direction_scores(embeddings, present, content, groups)
+    by_direction = {direction: summary(scores) for direction, scores in every.items()}
+    lines = list(by_direction.values())
+    mean = {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]}
     return mean | {
         f"{direction}.{name}": x
         for direction, figures in by_direction.items()
@@ -321,11 +313,8 @@ def intervals(scores: Scores, clusters: NDArray[np.int64] | None = None) -> dict
         weights = np.bincount(draw.integers(0, count, count), minlength=count)
         means[resample] = weights @ sums / (weights @ sizes)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    mean = values.mean(0)
-    return {
-        name: Interval(float(mean[i]), float(low[i]), float(high[i]))
-        for i, name in enumerate(NAMES)
-    }
+    bounds = zip(values.mean(0).tolist(), low.tolist(), high.tolist(), strict=True)
+    return {name: Interval(*of_one) for name, of_one in zip(NAMES, bounds, strict=True)}
 
 
 def any_pair(present: Tensor) -> bool:
@@ -358,10 +347,8 @@ def relevant_ranks(cosines: Tensor, columns: Tensor, mask: Tensor) -> Tensor:
     """
     cosines = cosines.nan_to_num(nan=torch.inf)
     relevant = cosines.gather(1, columns)
-    descending = torch.where(relevant == torch.inf, -torch.inf, relevant).masked_fill(
-        ~mask, -torch.inf
-    )
-    descending = descending.sort(dim=1, descending=True).values
+    is_nothing = (relevant == torch.inf) | ~mask
+    descending = relevant.masked_fill(is_nothing, -torch.inf).sort(dim=1, descending=True).values
     thresholds = descending - TIE
     padded = relevant.masked_fill(~mask, torch.inf).sort(dim=1).values
     relevant_below = torch.searchsorted(padded, thresholds.contiguous())

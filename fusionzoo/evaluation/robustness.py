@@ -46,9 +46,9 @@ def corruption(*kinds: str) -> Callable[[C], C]:
                 )
             known = CORRUPTIONS[kind].get(name)
             if known is not None and definition_of(known) != definition_of(function):
+                both = f"{definition_of(known)} and {definition_of(function)}"
                 raise FusionZooError(
-                    f"corruption {name!r} of {kind} is defined twice: {definition_of(known)} and"
-                    f" {definition_of(function)}; name one of them anew"
+                    f"corruption {name!r} of {kind} is defined twice: {both}; name one of them anew"
                 )
             CORRUPTIONS[kind][name] = function
         return function
@@ -120,8 +120,7 @@ def occlusion(image: Tensor, severity: int, draw: Random) -> Tensor:
     share = (0.1, 0.2, 0.35, 0.5, 0.7)[severity - 1]
     _, height, width = image.shape
     tall, wide = round(height * share**0.5), round(width * share**0.5)
-    top = int(draw.integers(height - tall + 1))
-    left = int(draw.integers(width - wide + 1))
+    top, left = (int(draw.integers(n + 1)) for n in (height - tall, width - wide))
     out = image.clone()
     out[:, top : top + tall, left : left + wide] = 128
     return out
@@ -204,8 +203,7 @@ def low_pass(clip: Audio, severity: int, draw: Random) -> Audio:
     if not len(clip.samples):
         return clip
     spectrum = torch.fft.rfft(clip.samples)
-    frequency = torch.fft.rfftfreq(len(clip.samples), 1 / clip.rate)
-    spectrum[frequency > highest] = 0
+    spectrum[torch.fft.rfftfreq(len(clip.samples), 1 / clip.rate) > highest] = 0
     return _clip(torch.fft.irfft(spectrum, len(clip.samples)), clip.rate)
 
 

@@ -61,16 +61,12 @@ def interactions(scores: Scores, modalities: Sequence[str]) -> dict[tuple[str, s
     values = {}
     for first, second in combinations(modalities, 2):
         others = [name for name in modalities if name not in (first, second)]
-        values[first, second] = sum(
-            (
-                scores[subset | {first, second}]
-                - scores[subset | {first}]
-                - scores[subset | {second}]
-                + scores[subset]
-            )
-            / ((count - 1) * comb(count - 2, len(subset)))
-            for subset in subsets(others)
-        )
+        total = 0.0
+        for subset in subsets(others):
+            one, both = scores[subset | {first}], scores[subset | {first, second}]
+            step = both - one - scores[subset | {second}] + scores[subset]
+            total += step / ((count - 1) * comb(count - 2, len(subset)))
+        values[first, second] = total
     return values
 
 

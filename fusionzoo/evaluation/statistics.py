@@ -151,9 +151,8 @@ def crossed(scores: Array, test_share: float = 0.0, level: float = LEVEL) -> tup
     if seeds > 1:
         seed_square = items * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
         residual = scores - by_item - by_seed[:, None] + mean
-        extra = max(
-            seed_square - float((residual**2).sum()) / ((seeds - 1) * max(items - 1, 1)), 0.0
-        )
+        rest = float((residual**2).sum()) / ((seeds - 1) * max(items - 1, 1))
+        extra = max(seed_square - rest, 0.0)
     variance = (item_square + extra) / scores.size
     variance /= 1 - test_share
     if variance < 1e-18:  # all scores are equal
@@ -189,8 +188,7 @@ def compare(
     by_item = gain.mean(0)
     drawn, signs = _resamples(len(by_item), resamples)
     low, high = np.quantile(drawn @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    flipped = np.abs(signs @ by_item)
-    at_least = int((flipped >= abs(by_item.sum()) - 1e-9).sum())
+    at_least = int((np.abs(signs @ by_item) >= abs(by_item.sum()) - 1e-9).sum())
     permutation = (at_least + 1) / (resamples + 1)
     votes = mcnemar(a, b) if weights is None else math.nan
     return Comparison(*interval, p, float(low), float(high), permutation, votes)

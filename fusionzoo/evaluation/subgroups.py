@@ -181,40 +181,28 @@ def subgroup_metrics(
         cells = subgroup_cells(dataset, column)
         names = group_names([cells[row] for row in rows], column)
         groups, worst = compare_subgroups(scores, names, clusters, weights=weights)
-        found[column] = {
-            "metric": metric.name,
-            "groups": {group.name: subgroup_figures(group, metric) for group in groups},
-            "worst": None if worst is None else worst.name,
-        }
+        figures = {group.name: subgroup_figures(group, metric) for group in groups}
+        name = None if worst is None else worst.name
+        found[column] = {"metric": metric.name, "groups": figures, "worst": name}
     return found
 
 
 def subgroup_figures(group: Subgroup, metric: Metric) -> dict[str, Any]:
     """Return a group's figures: `samples`, that of the metric, `low`, `high` and `difference`."""
     low, high = sorted((metric.shown(group.score.low), metric.shown(group.score.high)))
-    return {
-        "samples": group.samples,
-        metric.name: metric.shown(group.score.mean),
-        "low": low,
-        "high": high,
-        "difference": dict(group.difference._asdict()),
-    }
+    figure = {metric.name: metric.shown(group.score.mean), "low": low, "high": high}
+    return {"samples": group.samples, **figure, "difference": dict(group.difference._asdict())}
 
 
 def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]], str]:
     """Return header and rows of a column's table, and what it says of the worst group."""
     metric = next(x for x in COMPARED_BY.values() if x.name == figures["metric"])
-    rows = [
-        [
-            name,
-            f"{group['samples']:,}",
-            f"{group[metric.name]:.3f} [{group['low']:.3f}, {group['high']:.3f}]",
-            "{mean} [{low}, {high}]".format(
-                **{x: metric.difference(y) for x, y in group["difference"].items()}
-            ),
-        ]
-        for name, group in figures["groups"].items()
-    ]
+    rows = []
+    for name, group in figures["groups"].items():
+        score = f"{group[metric.name]:.3f} [{group['low']:.3f}, {group['high']:.3f}]"
+        gap = group["difference"]
+        mean, low, high = (metric.difference(gap[x]) for x in ("mean", "low", "high"))
+        rows.append([name, f"{group['samples']:,}", score, f"{mean} [{low}, {high}]"])
     unit = ", points" if metric.share else ""
     header = ["group", "samples", metric.title, f"against all others{unit}"]
     worst = figures["worst"]

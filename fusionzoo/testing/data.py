@@ -53,6 +53,11 @@ def decoded(source: Source) -> Iterator[tuple[int, Sample]]:
             yield position, sample
 
 
+def opened(source: Source) -> PairedDataset:
+    """Return the data set, opened once."""
+    return source.data
+
+
 def assert_equal(sample: Sample | None, expected: Sample, why: str) -> None:
     """Require equal samples, values to the bit."""
     assert sample is not None, f"{why}, {expected.id!r} is skipped"
@@ -149,9 +154,8 @@ def references_and_lengths_are_of_every_sample(source: Source) -> None:
     lengths = data.lengths()
     assert lengths.shape == (len(data),), f"lengths are {tuple(lengths.shape)}"
     assert lengths.isfinite().all() and (lengths >= 0).all(), "a length is negative or not finite"
-    assert sorted(data.by_length()) == list(range(len(data))), (
-        "by_length is no order of all samples"
-    )
+    is_order = sorted(data.by_length()) == list(range(len(data)))
+    assert is_order, "by_length is no order of all samples"
 
 
 @CHECKS.add
@@ -224,12 +228,8 @@ def _problem(kind: str, value: Any) -> str:
 def two_workers_decode_what_one_process_does(source: Source) -> None:
     """Tried: a loader of two workers against this process; equal to the bit."""
     data = source.data
-    loader = DataLoader(
-        data.subset(source.some),
-        batch_size=4,
-        num_workers=2,
-        collate_fn=_without_dataset,
-    )
+    some, collate = data.subset(source.some), _without_dataset
+    loader = DataLoader(some, batch_size=4, num_workers=2, collate_fn=collate)
     samples = [sample for batch in loader for sample in batch]
     for (_, expected), sample in zip(decoded(source), samples, strict=True):
         assert_equal(sample, expected, "decoded by a worker")
@@ -286,14 +286,11 @@ def default_encoders_fit_its_modalities(source: Source) -> None:
         settings = dict(chosen)
         encoder, kind = settings.pop("name"), data.modalities[name]
         family = encoder.partition("/")[0]
-        entry = next(
-            (ENCODERS[key] for key in (encoder, f"{family}-{kind}", family) if key in ENCODERS),
-            None,
-        )
+        keys = (encoder, f"{family}-{kind}", family)
+        entry = next((ENCODERS[key] for key in keys if key in ENCODERS), None)
         assert entry is not None, f"{name}: there is no encoder {encoder!r}"
         assert entry.family == kind, f"{name}: {encoder} is for {entry.family}, not {kind}"
-        parameters = entry.parameters
-        downloads = parameters.get("pretrained") and settings.get("pretrained", True)
+        downloads = entry.parameters.get("pretrained") and settings.get("pretrained", True)
         if not downloads and "weights" not in settings:
             built = create_encoder(name, encoder, kind=kind, **settings)
             collate = Collate({name: built.processor(False)})

@@ -54,10 +54,8 @@ def raw_values(encoder: Encoder, seed: int = 0) -> list[Any]:
     """Make three values of different sizes, as the data set decodes them; the sizes are fixed."""
     draw = torch.Generator().manual_seed(seed)
     if encoder.kind == "image":
-        return [
-            torch.randint(0, 256, (3, height, width), generator=draw, dtype=torch.uint8)
-            for height, width in SIZES
-        ]
+        options = dict[str, Any](generator=draw, dtype=torch.uint8)
+        return [torch.randint(0, 256, (3, *size), **options) for size in SIZES]
     if encoder.kind == "text":
         return list(TEXTS[seed % len(TEXTS)])
     if encoder.kind == "audio":
@@ -282,9 +280,8 @@ def the_processor_pickles(make: Maker) -> None:
         prepare = encoder.processor(train)
         unpickled = pickle.loads(pickle.dumps(prepare))
         for value in raw_values(encoder):
-            _assert_same_items(
-                unpickled(value), prepare(value), f"{describe(value)}, after unpickling"
-            )
+            why = f"{describe(value)}, after unpickling"
+            _assert_same_items(unpickled(value), prepare(value), why)
         _assert_same_items(unpickled.blank(), prepare.blank(), "the blank sample, after unpickling")
 
 
@@ -297,9 +294,8 @@ def augmentation_draws_from_its_generator_alone(make: Maker) -> None:
     for value in raw_values(encoder):
         first, second = (prepare(value, torch.Generator().manual_seed(3)) for _ in range(2))
         _assert_same_items(second, first, f"{describe(value)}, with one seed twice")
-        _assert_same_items(
-            prepare(value), prepare(value), f"{describe(value)}, without a generator"
-        )
+        why = f"{describe(value)}, without a generator"
+        _assert_same_items(prepare(value), prepare(value), why)
     untouched = torch.equal(before, torch.get_rng_state()) and python == random.getstate()
     assert untouched, "the processor draws from a global generator"
 
@@ -372,9 +368,8 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
     if not any(p.requires_grad for p in encoder.parameters()):
         return
     loss.backward()
-    borrowed = tuple(
-        f"{name}." for name, part in encoder.named_children() if _library(part) in LIBRARIES
-    )
+    origins = {name: type(part).__module__ for name, part in encoder.named_children()}
+    borrowed = tuple(f"{n}." for n, x in origins.items() if x.partition(".")[0] in LIBRARIES)
     for name, parameter in encoder.named_parameters():
         gradient = parameter.grad
         if gradient is None:
@@ -383,10 +378,6 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
         else:
             assert torch.isfinite(gradient).all(), f"the gradient of {name} is not finite"
             assert gradient.any(), f"the gradient of {name} is zero"
-
-
-def _library(module: torch.nn.Module) -> str:
-    return type(module).__module__.partition(".")[0]
 
 
 @CHECKS.add
@@ -411,11 +402,8 @@ def float64_and_bfloat16_are_near_float32(make: Maker) -> None:
         expected = encoder(inputs).pooled
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = encoder(inputs).pooled
-        cases = {
-            "bfloat16 autocast": (half, 0.1),
-            "float64": (encoder.double()(double).pooled, 1e-3),
-        }
-    for name, (pooled, share) in cases.items():
+        exact = encoder.double()(double).pooled
+    for name, pooled, share in (("bfloat16 autocast", half, 0.1), ("float64", exact, 1e-3)):
         assert torch.isfinite(pooled).all(), f"not finite in {name}"
         off = (pooled.float() - expected).abs().max() / expected.abs().max()
         assert off < share, f"{off:.1%} off in {name}"

@@ -47,11 +47,7 @@ EXPORTED = {"image": 48, "text": 40, "audio": 32}  # wide enough that no sketch 
 
 
 def build(
-    make: Maker,
-    modalities: int = 3,
-    *,
-    dtype: torch.dtype = torch.float64,
-    outputs: int = OUTPUTS,
+    make: Maker, modalities: int = 3, *, dtype: torch.dtype = torch.float64, outputs: int = OUTPUTS
 ) -> Fusion:
     """Build a fusion of the first few modalities, every parameter away from its initial value."""
     torch.manual_seed(0)
@@ -84,8 +80,7 @@ def features(
 
 def patterns(modalities: int) -> Tensor:
     """Return presence for every subset of modalities, from all to none: (2^M, M)."""
-    rows = itertools.product([True, False], repeat=modalities)
-    return torch.tensor(list(rows))
+    return torch.tensor(list(itertools.product([True, False], repeat=modalities)))
 
 
 def full(rows: int, modalities: int = 3) -> Tensor:
@@ -182,9 +177,8 @@ def the_content_of_a_missing_modality_changes_nothing(make: Maker) -> None:
     fusion, inputs = build(make), features(patterns(3))
     expected = fusion(poison(inputs, 0.0))
     for value in (float("nan"), float("inf"), 1e30):
-        assert_equal(
-            fusion(poison(inputs, value)), expected, f"absent content set to {value}", tolerance=0
-        )
+        why = f"absent content set to {value}"
+        assert_equal(fusion(poison(inputs, value)), expected, why, tolerance=0)
 
 
 @CHECKS.add
@@ -331,13 +325,10 @@ def trained(make: Maker) -> TrainedFusion:
         for epoch in range(EPOCHS):
             for rows in torch.randperm(NUM_TRAIN, generator=draw).split(BATCH):
                 hidden = torch.rand(BATCH, len(WIDTHS), generator=draw) < 1 / 3
-                features = _features(_rows(train, rows), ~(hidden & fusion.learns_absence))
+                batch = Split({m: x[rows] for m, x in train.vectors.items()}, train.target[rows])
+                features = _features(batch, ~(hidden & fusion.learns_absence))
                 context = StepContext(
-                    rows=rows,
-                    epoch=float(epoch),
-                    phase=number,
-                    criterion=_cross_entropy,
-                    memory=memory,
+                    rows=rows, epoch=float(epoch), phase=number, criterion=entropy, memory=memory
                 )
                 optimizer.zero_grad()
                 fusion.loss(fusion(features), train.target[rows], context).mean().backward()
@@ -349,8 +340,7 @@ def trained(make: Maker) -> TrainedFusion:
 def correct(fusion: Fusion, split: Split, absent: Sequence[str] = ()) -> Tensor:
     """Return whether each sample is classified correctly without some modalities, 1 or 0: (B,)."""
     present = torch.tensor([m not in absent for m in WIDTHS]).expand(len(split.target), -1)
-    answers = fusion(_features(split, present)).logits.argmax(-1)
-    return (answers == split.target).double()
+    return (fusion(_features(split, present)).logits.argmax(-1) == split.target).double()
 
 
 def _draw(count: int, centres: Mapping[str, Tensor], draw: torch.Generator) -> Split:
@@ -365,20 +355,12 @@ def _draw(count: int, centres: Mapping[str, Tensor], draw: torch.Generator) -> S
     return Split(vectors, target)
 
 
-def _rows(split: Split, rows: Tensor) -> Split:
-    return Split({m: x[rows] for m, x in split.vectors.items()}, split.target[rows])
-
-
 def _features(split: Split, present: Tensor) -> dict[str, Features]:
     """Make features of one token each; `present` is (B, M)."""
     return {
         m: Features(x[:, None], present[:, column, None], x)
         for column, (m, x) in enumerate(split.vectors.items())
     }
-
-
-def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits, target, reduction="none")
 
 
 @CHECKS.add
@@ -476,12 +458,9 @@ def _other_sizes() -> dict[str, Inputs]:
         for name, x in rows_of(subsets, slice(0, 5)).items()
     }
     shortest = {n: Features(x.tokens[:, :1], x.mask[:, :1], x.pooled) for n, x in subsets.items()}
-    return {
-        "every subset": subsets,
-        "one row": rows_of(subsets, slice(1, 2)),
-        "five rows, three more tokens": longer,
-        "one token": shortest,
-    }
+    one_row = rows_of(subsets, slice(1, 2))
+    cases = {"every subset": subsets, "one row": one_row, "five rows, three more tokens": longer}
+    return {**cases, "one token": shortest}
 
 
 @CHECKS.add
@@ -545,15 +524,13 @@ def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
     """Tried: NaN in everything absent, every subset, backward through all outputs."""
     fusion = build(make)
     inputs = poison(features(patterns(3)), float("nan"))
-    leaves = {
-        n: Features(x.tokens.requires_grad_(), x.mask, x.pooled.requires_grad_())
-        for n, x in inputs.items()
-    }
-    loss_of(fusion(leaves)).backward()
+    for x in inputs.values():
+        x.tokens.requires_grad_(), x.pooled.requires_grad_()
+    loss_of(fusion(inputs)).backward()
     for name, parameter in fusion.named_parameters():
         finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
         assert finite, f"the gradient of {name} is not finite when a modality is absent"
-    for name, x in leaves.items():
+    for name, x in inputs.items():
         for tensor, absent in ((x.tokens, ~x.mask), (x.pooled, ~x.mask.any(1))):
             if tensor.grad is not None:
                 assert (tensor.grad[absent] == 0).all(), f"a gradient reaches absent {name}"
@@ -570,9 +547,8 @@ def every_parameter_is_registered_and_gets_a_gradient(make: Maker) -> None:
         (loss_of(output) + own_loss(fusion, output, phase).sum()).backward()
     for name, parameter in fusion.named_parameters():
         learns = parameter.grad is not None and bool((parameter.grad != 0).any())
-        use = (
-            "pass the embedding through self.or_null(...)" if name == "null" else "use or remove it"
-        )
+        null = "pass the embedding through self.or_null(...)"
+        use = null if name == "null" else "use or remove it"
         assert learns, f"{name} gets no gradient: {use}"
 
 
@@ -657,12 +633,11 @@ def gradients_are_the_derivatives(make: Maker) -> None:
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
-        output = fusion(
-            {
-                name: Features(tokens, x.mask, pooled)
-                for (name, x), (tokens, pooled) in zip(inputs.items(), pairs, strict=True)
-            }
-        )
+        of_leaves = {
+            name: Features(tokens, x.mask, pooled)
+            for (name, x), (tokens, pooled) in zip(inputs.items(), pairs, strict=True)
+        }
+        output = fusion(of_leaves)
         return output.embedding, output.logits
 
     assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
@@ -671,9 +646,8 @@ def gradients_are_the_derivatives(make: Maker) -> None:
 @CHECKS.add
 def one_modality_alone_is_enough_to_learn(make: Maker) -> None:
     """Tried: 150 steps per phase on two noisy bits, of which the first is the target."""
-    assert accuracy(make, "unique") > 0.95, (
-        f"reaches {accuracy(make, 'unique'):.2f} on one modality's bit"
-    )
+    reached = accuracy(make, "unique")
+    assert reached > 0.95, f"reaches {reached:.2f} on one modality's bit"
 
 
 def accuracy(make: Maker, task: str, steps: int = 150) -> float:
@@ -720,8 +694,7 @@ def _bits(task: str, rows: int) -> tuple[Inputs, Tensor]:
         signal = (2.0 * bits[:, column, None] - 1) * torch.tensor([1.0, -1.0, 0.5, 0.0])
         pooled = signal + 0.1 * torch.randn(rows, 4)
         inputs[name] = Features(pooled[:, None], torch.ones(rows, 1, dtype=torch.bool), pooled)
-    target = bits[:, 0] if task == "unique" else (bits[:, 0] != bits[:, 1]).long()
-    return inputs, target
+    return inputs, bits[:, 0] if task == "unique" else (bits[:, 0] != bits[:, 1]).long()
 
 
 CHECKS.add(an_uninformative_modality_can_be_dropped)

@@ -207,10 +207,9 @@ def its_scores_average_to_its_metric(subject: Subject) -> None:
         f"the scores average to a {metric.name} of {mean:.4f}; metrics() has {expected:.4f}"
     )
     is_error = task.is_error(metric.name)
-    assert is_error != metric.higher, (
-        f"metric.higher is {metric.higher}, and {metric.name!r} is"
-        f" {'one' if is_error else 'none'} of the `errors`, of which less is better"
-    )
+    of_errors = f"{'one' if is_error else 'none'} of the `errors`, of which less is better"
+    said = f"metric.higher is {metric.higher}, and {metric.name!r} is {of_errors}"
+    assert is_error != metric.higher, said
 
 
 @CHECKS.add

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fusionzoo.errors import FusionZooError, check_choice, did_you_mean
@@ -28,47 +30,17 @@ class Suite(NamedTuple):
     build: Callable[[Any], object]  # what the checks begin with
 
 
-def fusion_suite() -> Suite:
-    """Return the checks of fusions."""
-    from .fusions import CHECKS, build, maker
-
-    return Suite(CHECKS, maker, build)
-
-
-def encoder_suite() -> Suite:
-    """Return the checks of encoders."""
-    from .encoders import CHECKS, build, maker
-
-    return Suite(CHECKS, maker, build)
-
-
-def data_suite() -> Suite:
-    """Return the checks of data sets."""
-    from .data import CHECKS, source
-
-    return Suite(CHECKS, source, lambda opened: opened.data)
-
-
-def balance_suite() -> Suite:
-    """Return the checks of training strategies."""
-    from .strategies import CHECKS, ShortRun, strategy
-
-    return Suite(CHECKS, strategy, ShortRun)
-
-
-def objective_suite() -> Suite:
-    """Return the checks of objectives."""
-    from .objectives import CHECKS, Subject, subject
-
-    return Suite(CHECKS, subject, Subject.build)
+def _suite(name: str, load: str, build: str) -> Suite:
+    module = import_module(f"{__package__}.{name}")
+    return Suite(module.CHECKS, getattr(module, load), attrgetter(build)(module))
 
 
 SUITES: dict[str, Callable[[], Suite]] = {  # each imports only what it needs
-    "fusion": fusion_suite,
-    "encoder": encoder_suite,
-    "data": data_suite,
-    "balance": balance_suite,
-    "objective": objective_suite,
+    "fusion": partial(_suite, "fusions", "maker", "build"),
+    "encoder": partial(_suite, "encoders", "maker", "build"),
+    "data": partial(_suite, "data", "source", "opened"),
+    "balance": partial(_suite, "strategies", "strategy", "ShortRun"),
+    "objective": partial(_suite, "objectives", "subject", "Subject.build"),
 }
 
 
@@ -162,17 +134,15 @@ def _run(check: Callable[[Any], None], load: Callable[[], Any]) -> None:
 
 
 def _name(target: str | Callable[..., Any]) -> str:
-    return target if isinstance(target, str) else _reference(target)
-
-
-def _reference(component: Callable[..., Any]) -> str:
     """Return what names a class or function, also to another process."""
-    if not component.__qualname__.isidentifier():
+    if isinstance(target, str):
+        return target
+    if not target.__qualname__.isidentifier():
         raise FusionZooError(
-            f"{component.__qualname__} is defined inside of a function or class, where no other"
+            f"{target.__qualname__} is defined inside of a function or class, where no other"
             " process finds it: move it to the top of its module"
         )
-    return definition_of(component)
+    return definition_of(target)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,6 +36,7 @@ from fusionzoo.training.optim import build_optimizer, param_groups
 from fusionzoo.training.trainer import Trainer
 
 from .checks import Checks, find
+from .fusions import poison
 
 State = dict[str, Tensor]
 SAMPLES = 40  # 24, 8 and 8 in train, val and test
@@ -110,7 +111,7 @@ class ShortRun:
             if isinstance(module, nn.Dropout):
                 module.p = dropout
         if absent is not None:
-            _overwrite_absent(model, absent)
+            vars(model)["content"], model.__class__ = absent, _Absent  # copies do so, too
         collate = _Collate(self.objective, dtype)
         self.loaders = {
             name: build_loader(data.split(name), collate, cfg, world, name)
@@ -127,8 +128,7 @@ class ShortRun:
             context = StepContext(step=step, epoch=step / EPOCH_STEPS)
             if place == 0:
                 self.trainer.begin_epoch(self.loaders, context)
-            batches = next(chunks(self.loaders["train"], 1, epoch, skip=place))
-            self.step(batches, context)
+            self.step(next(chunks(self.loaders["train"], 1, epoch, skip=place)), context)
         return self
 
     def step(self, batches: Sequence[Batch], context: StepContext) -> None:
@@ -178,21 +178,7 @@ class _Absent(FusionModel):
     content: float
 
     def encode(self, batch: Batch) -> dict[str, Features]:
-        return {
-            name: Features(
-                torch.where(x.mask[..., None], x.tokens, self.content),
-                x.mask,
-                torch.where(x.mask.any(1)[:, None], x.pooled, self.content),
-            )
-            for name, x in super().encode(batch).items()
-        }
-
-
-def _overwrite_absent(model: FusionModel, content: float) -> None:
-    """From now on, let the features of missing modalities be `content`; copies do so too."""
-    model.__class__ = _Absent
-    assert isinstance(model, _Absent)
-    model.content = content
+        return poison(super().encode(batch), self.content)
 
 
 class _Collate:
@@ -203,8 +189,7 @@ class _Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         batch: Batch = self.collate(samples)
-        cast = batch.map(lambda tensor: tensor.to(self.dtype))
-        return batch._replace(inputs=cast.inputs)
+        return batch._replace(inputs=batch.map(lambda tensor: tensor.to(self.dtype)).inputs)
 
 
 def assert_equal(state: State, expected: State, why: str, tolerance: float = 0.0) -> None:
@@ -339,8 +324,7 @@ def any_missing_modalities_are_no_trouble(strategy: Strategy) -> None:
     for presence in product([True, False], repeat=batch.present.shape[1]):
         batches.append(batch._replace(present=batch.present & torch.tensor(presence)))
     for step, case in enumerate(batches):
-        context = StepContext(step=step, epoch=step / EPOCH_STEPS)
-        run.step([case], context)
+        run.step([case], StepContext(step=step, epoch=step / EPOCH_STEPS))
         for name, x in run.state().items():
             subset = case.present.any(0).tolist()
             assert x.isfinite().all(), f"{name} is not finite after a batch of presence {subset}"

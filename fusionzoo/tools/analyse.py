@@ -47,6 +47,7 @@ from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
+from fusionzoo.tools.data_convert import PLUGINS
 from fusionzoo.training.multitask import targets_of
 
 USAGE = Usage(
@@ -70,9 +71,7 @@ class AnalyseConfig:
 
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     target: str | list[str] = option("", TARGET)
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_data.py`: docs/plugins.md"
-    )
+    plugins: str | list[str] = option("", PLUGINS)
     model: str = option("", "model or run folder: analyse its interactions (emap), not the data")
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     folds: Annotated[int, Ge(0)] | None = option(
@@ -113,7 +112,8 @@ def read_features(
     encoders = build_encoders(bench.cfg, opened)
     untrained = [name for name, encoder in encoders.items() if is_untrained(encoder)]
     bench = prepare(bench, opened, tokens=False)
-    notes = [f"features of: {', '.join(_describe(bench, name) for name in bench.modalities)}"]
+    names = {n: bench.features[0][n]["encoder"].get("name", "-") for n in bench.modalities}
+    notes = [f"features of: {', '.join(f'{n} ({x})' for n, x in names.items())}"]
     if untrained:
         notes.append(
             f"{', '.join(untrained)}: the encoder has no pretrained weights, and was trained alone"
@@ -142,10 +142,6 @@ def _fold(bench: Bench, number: int) -> FoldFeatures:
     )
 
 
-def _describe(bench: Bench, name: str) -> str:
-    return f"{name} ({bench.features[0][name]['encoder'].get('name', '-')})"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
     """The result of an analysis: of the data (`pid`), or of a model (`emap`)."""
@@ -171,19 +167,9 @@ def analyse(
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
     if model is not None or cfg.model:
         return _analyse_model(cfg, model, dataset)
-    bench = BenchmarkConfig(
-        plugins=cfg.plugins,
-        data=cfg.data,
-        target=cfg.target,
-        encoders=cfg.encoders,
-        folds=cfg.folds,
-        tune=0,
-        corruptions="none",
-        jobs=cfg.jobs,
-        num_workers=cfg.num_workers,
-        device=cfg.device,
-        seed=cfg.seed,
-    )
+    names = ("plugins", "data", "target", "encoders", "folds", "jobs", "num_workers", "device")
+    settings = {name: getattr(cfg, name) for name in (*names, "seed")}
+    bench = BenchmarkConfig(**settings, tune=0, corruptions="none")
     if isinstance(dataset, dict):
         done = complete_data(dataset, cfg.target)
         done.show()
@@ -221,10 +207,8 @@ def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMem
     def score(logits: Tensor) -> tuple[str, float]:
         return tasks.leading, tasks.metrics(logits.float(), labels)[tasks.leading]
 
-    batches = [
-        features
-        for _, features in encode_batches(model, samples, settings, "encode", by_length=False)
-    ]
+    encoded = encode_batches(model, samples, settings, "encode", by_length=False)
+    batches = [features for _, features in encoded]
     features = {name: join_batches([batch[name] for batch in batches]) for name in batches[0]}
     result = interactions(model.fusion, features, score, seed=cfg.seed)
     note = f"{len(chosen)} of {len(complete)} complete samples of split {cfg.split!r}"
@@ -271,10 +255,7 @@ def print_analysis(analysis: Analysis) -> None:
         rows = [
             (
                 f"{pair.first} | {pair.second}",
-                *(
-                    _with_interval(*bounds)
-                    for bounds in zip(pair.parts, pair.low, pair.high, strict=True)
-                ),
+                *map(_with_interval, pair.parts, pair.low, pair.high),
                 f"{pair.parts.total:.3f}",
                 "/".join(map(str, dict.fromkeys(pair.clusters))),
                 f"{pair.rows:,}",

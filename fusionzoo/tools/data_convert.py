@@ -61,9 +61,7 @@ def convert(data: Any, out: str | Path, **settings: Any) -> Any:
     chosen = {name: settings.pop(name) for name in names if name in settings}
     if is_hugging_face(data) and is_stream(data):
         if settings or set(chosen) - {"shard_mb"}:
-            raise FusionZooError(
-                "a stream is written as it comes: of the settings it takes shard_mb alone"
-            )
+            raise FusionZooError("a stream takes shard_mb alone of the settings")
         return write_stream(data, Path(out).expanduser(), progress=progress, **chosen)
     dataset = create_dataset(data, **settings)
     return write_shards(dataset, Path(out).expanduser(), Settings(**chosen), progress=progress)
@@ -77,19 +75,18 @@ def _convert(cfg: ConvertConfig) -> int:
     load_plugins(cfg.plugins)
     name = str(cfg.data.get("name", ""))
     if Path(name).suffix.lower() in PICKLES:
-        _convert_pickle(name, cfg)
+        from fusionzoo.tools.pickles import convert_pickle
+
+        converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
+        print("\n".join(converted.notes))
+        print(f"wrote   {converted.manifest}")
+        print(f"next    {command_line('train')} {converted.manifest}")
         return 0
     done = complete_data(cfg.data, cfg.target)
     done.show()
     settings = done.settings
-    written = convert(
-        settings,
-        cfg.out,
-        format=cfg.format,
-        prepare=cfg.prepare,
-        shard_mb=cfg.shard_mb,
-        progress=True,
-    )
+    options = {name: getattr(cfg, name) for name in ("format", "prepare", "shard_mb")}
+    written = convert(settings, cfg.out, **options, progress=True)
     resumed = f", {written.resumed} of them there already" if written.resumed else ""
     print(
         f"wrote   {written.samples:,} samples, {written.bytes / 1e6:,.1f} MB in {written.files:,}"
@@ -98,18 +95,7 @@ def _convert(cfg: ConvertConfig) -> int:
     if written.failed:
         print(f"missing {written.failed:,} values that cannot be read (--data.on_error)")
     kinds = settings.get("targets", {})  # shards store the labels, not what they are
-    flags = "".join(
-        f" --targets.{name} {kind}" for name, kind in kinds.items() if kind != "classification"
-    )
+    named = (pair for pair in kinds.items() if pair[1] != "classification")
+    flags = "".join(f" --targets.{name} {kind}" for name, kind in named)
     print(f"next    {command_line('train')} {written.folder}{flags}")
     return 0
-
-
-def _convert_pickle(name: str, cfg: ConvertConfig) -> None:
-    """Convert a pickle, and print what was written."""
-    from fusionzoo.tools.pickles import convert_pickle
-
-    converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
-    print("\n".join(converted.notes))
-    print(f"wrote   {converted.manifest}")
-    print(f"next    {command_line('train')} {converted.manifest}")

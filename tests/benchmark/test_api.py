@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fusionzoo as fz
-from fusionzoo.benchmark import api, jobs
+from fusionzoo.benchmark import api
 from fusionzoo.benchmark.api import dataset_settings
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.config import BenchmarkConfig, from_tree
@@ -25,6 +25,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, as_keywords
 from fusionzoo.inputs.data import data_settings, store_table
 from fusionzoo.scripts.benchmark import main
+from helpers.python import run_python
 
 GUIDE = Path(fz.__file__).parents[1] / "docs" / "benchmark.md"
 DATA: dict[str, Any] = {"task": "and", "samples": 200, "noise": 1.0}
@@ -108,8 +109,8 @@ def test_a_name_a_path_and_a_folder_are_recognised(
     ]
 
 
-def test_data_of_another_type_is_an_error_that_lists_the_types() -> None:
-    with pytest.raises(FusionZooError, match=r"type ndarray; .*a DataFrame, .*PairedDataset"):
+def test_data_of_another_type_is_an_error() -> None:
+    with pytest.raises(FusionZooError, match="data is of type ndarray, and no name"):
         data_settings(np.zeros((2, 2)))
 
 
@@ -132,8 +133,7 @@ def test_data_sets_in_memory_are_told_apart_by_values_labels_and_splits() -> Non
     data = dataset()
     assert dataset_settings(data) == dataset_settings(dataset())
     others = [dataset(noise=0.9), dataset(flip=0.5), data.subset(range(100)), data.select("a")]
-    keys = {dataset_settings(other)["in_memory"] for other in [data, *others]}
-    assert len(keys) == 5
+    assert len({dataset_settings(other)["in_memory"] for other in [data, *others]}) == 5
 
 
 # ---- settings
@@ -162,7 +162,6 @@ def test_settings_override_those_of_a_recipe_in_every_form(
         ({"epochs": 0}, ["--epochs", "0"]),
         ({"seeds": "many"}, ["--seeds", "many"]),
         ({**SMALL, "fusions": ["gmv"]}, [*SMALL_FLAGS, "--fusions", "gmv"]),
-        ({"data": {"name": "digts"}}, ["--data.name", "digts"]),
         ({"data": {"name": "digits", "sead": 1}}, ["--data.name", "digits", "--data.sead", "1"]),
         (
             {**SMALL, "settings": {"gmu": {"dropuot": 1}}},
@@ -184,19 +183,6 @@ def test_errors_are_those_of_the_command_line(
 def test_ranking_over_reports_is_left_to_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(FusionZooError, match=r"benchmark\.py --combine"):
         fz.benchmark("digits", combine=["a", "b"], out=tmp_path)
-
-
-def test_a_second_call_runs_nothing_again(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: Any) -> None:
-        raise AssertionError("a finished trial was run again")
-
-    monkeypatch.setenv("FUSIONZOO_CACHE", str(report.folder / "cache"))
-    monkeypatch.setattr(jobs, "run_job", never)
-    again = fz.benchmark({"name": "interactions", **DATA}, out=report.folder, **SETTINGS)
-    assert not again.failed
-    pd.testing.assert_frame_equal(again.leaderboard, report.leaderboard)
 
 
 # ---- the report
@@ -277,10 +263,7 @@ def test_the_package_can_be_called_before_and_after_a_module_of_it_is_imported(
         f"try: fz.benchmark('digts', out={str(tmp_path)!r})\n"
         "except fz.FusionZooError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True
-    )
-    first, second = done.stdout.splitlines()
+    first, second = run_python(code).splitlines()
     assert first == f"{submodule is not None} True fusionzoo.benchmark"
     assert "nor the name of a data set. Did you mean 'digits'?" in second
 

@@ -59,8 +59,6 @@ def test_a_candidate_with_fewer_seeds_or_without_tuning_is_named() -> None:
     first = next(x for x in changed["leaderboard"] if x["kind"] == "fusion")
     first |= {"seeds": 1, "tuned_settings": ""}
     found = answers(changed)
-    assert found["Are single modalities tuned as fusions are?"] == (
-        False,
-        f"not tuned yet: `{first['candidate']}`",
-    )
+    said = f"not tuned yet: `{first['candidate']}`"
+    assert found["Are single modalities tuned as fusions are?"] == (False, said)
     assert "1 or 3 seeds" in found["Has every candidate the same budget?"][1]

@@ -77,26 +77,21 @@ def test_plain_pooled_fusions_can_be_stacked_and_those_with_randomness_or_a_loss
     assert not {"concat", "embracenet", "mvae_poe", "qmf", "tmc", "misa", "mbt"} & set(STACKABLE)
 
 
-@pytest.mark.parametrize("name", STACKABLE)
-def test_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
+CASES = [*((name, False) for name in STACKABLE), ("lmf", True), ("gmu", True), ("late_mean", True)]
+
+
+@pytest.mark.parametrize(("name", "linear_skip"), CASES)
+def test_stacked_seeds_equal_sequential_ones(name: str, linear_skip: bool, tmp_path: Path) -> None:
     cfg = small(tmp_path, epochs=3, batch_size=16, patience=None)
-    stack = StackedTrainer([model(name, seed) for seed in SEEDS], cfg)
+    assert stackable(model(name, 0, linear_skip=linear_skip).fusion, next(feed([TRAIN[:8]], -1)))
+    stack = StackedTrainer([model(name, seed, linear_skip=linear_skip) for seed in SEEDS], cfg)
     together = fit(stack, feed, TARGETS, TRAIN, VAL, SEEDS)
-    for stacked, single in zip(together, alone(name, tmp_path), strict=True):
+    for stacked, single in zip(
+        together, alone(name, tmp_path, linear_skip=linear_skip), strict=True
+    ):
+        assert not linear_skip or stacked.weights["fusion.linear_skip.image.weight"].any()
         assert stacked.loss == pytest.approx(single.loss, abs=1e-9)
         assert stacked.best_epoch == single.best_epoch
-        for key, value in single.weights.items():
-            torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["lmf", "gmu", "late_mean"])
-def test_with_a_linear_skip_stacked_seeds_equal_sequential_ones(name: str, tmp_path: Path) -> None:
-    cfg = small(tmp_path, epochs=3, batch_size=16, patience=None)
-    assert stackable(model(name, 0, linear_skip=True).fusion, next(feed([TRAIN[:8]], -1)))
-    models = [model(name, seed, linear_skip=True) for seed in SEEDS]
-    together = fit(StackedTrainer(models, cfg), feed, TARGETS, TRAIN, VAL, SEEDS)
-    for stacked, single in zip(together, alone(name, tmp_path, linear_skip=True), strict=True):
-        assert stacked.weights["fusion.linear_skip.image.weight"].any()
         for key, value in single.weights.items():
             torch.testing.assert_close(stacked.weights[key], value, atol=1e-8, rtol=1e-6)
 

@@ -154,8 +154,7 @@ def test_the_kernel_sum_is_an_svm_on_the_mean_of_kernels_that_absent_modalities_
         np.array([[kernel(a, b, x) for b in range(ROWS)] for a in range(len(x.present))])
         for x in (learned, asked)
     )
-    model = SVC(kernel="precomputed", C=10.0).fit(gram, labels)
-    ranks = model.decision_function(others)
+    ranks = SVC(kernel="precomputed", C=10.0).fit(gram, labels).decision_function(others)
     np.testing.assert_array_equal(shares.argsort(1), ranks.argsort(1))
     logs = np.log(shares)  # the margins times one scale, up to a constant of each sample
     slopes = np.ptp(logs, axis=1) / np.ptp(ranks, axis=1)
@@ -202,8 +201,7 @@ def test_principal_components_are_of_the_samples_that_are_learnt_from() -> None:
 
 
 def test_trees_and_kernels_see_what_no_linear_model_does(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    a, b = draw.standard_normal((2, 300, 2))
+    a, b = np.random.default_rng(0).standard_normal((2, 300, 2))
     labels = ["far" if x > 3.5 else "near" for x in (a**2).sum(1) + (b**2).sum(1)]
     data = vectors(tmp_path / "d.jsonl", labels, {"a": a.tolist(), "b": b.tolist()})
     bench = prepared(tmp_path, data=data, folds=3)

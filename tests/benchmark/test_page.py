@@ -6,12 +6,10 @@ import html
 import json
 import math
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -25,13 +23,13 @@ from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.evaluation.metrics import COMPARED_BY
 from fusionzoo.fusion import FUSIONS, list_fusions
 from fusionzoo.html.template import csv_text
+from helpers.browser import chromium, needs_browser, probe
 from helpers.planted import candidate, damaged, summary
 from helpers.setup_benchmark import small
 
 pytestmark = pytest.mark.drawn
 
 ARTEFACTS = Path(__file__).parents[2] / "build" / "artefacts"
-CHROMIUM = shutil.which("chromium")
 PROBE = """
 <script>
 const visible = (node) => node.getClientRects().length > 0;
@@ -114,9 +112,6 @@ addEventListener("load", () => {
 });
 </script>
 """
-CATCH = """<script>
-window.broken = []; window.addEventListener("error", (e) => window.broken.push(e.message));
-</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +176,7 @@ def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
 def test_groups_of_samples_have_a_table_and_every_candidate_its_worst_group(page: Path) -> None:
     found = json.loads((page.parent / "summary.json").read_text())
     by_group, text = found["subgroups"]["target"], page.read_text()
-    section = text[text.index("<h2>By target</h2>") :].partition("<h2>When modalities go missing")[
-        0
-    ]
+    section = text.partition("<h2>By target</h2>")[2].partition("<h2>When modalities go")[0]
     assert html.escape(by_group["words"], quote=False).replace("'", "&#39;") in section
     for name, group in by_group["groups"].items():
         assert f"<td>{name}</td><td>{group['samples']}</td>" in section
@@ -248,17 +241,8 @@ def test_the_page_and_the_text_tables_show_the_same_cells() -> None:
 
 
 def test_numbers_with_units_or_separators_carry_the_number_that_sorts_them() -> None:
-    columns, (row,) = page_table(
-        [
-            {
-                "candidate": "gmu",
-                "accuracy": 0.5,
-                "parameters": 128396,
-                "samples_per_second": 54321.0,
-            }
-        ],
-        "accuracy",
-    )
+    line = {"candidate": "gmu", "accuracy": 0.5, "parameters": 128396}
+    columns, (row,) = page_table([line | {"samples_per_second": 54321.0}], "accuracy")
     cells = {column.title: cell for column, cell in zip(columns, row, strict=True)}
     assert cells["param\u00adeters"][:2] == ("128 k", "128396")
     assert cells["samples/s"][:2] == ("54,321", "54321")
@@ -319,42 +303,6 @@ def test_a_page_with_every_fusion_stays_small_and_shows_where_the_minutes_went(
         assert "</td><td>".join(cells) in section
 
 
-def needs_browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a slow test that opens the page in Debian's chromium."""
-    installed = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-    return cast(Callable[..., None], pytest.mark.slow(installed(test)))
-
-
-def chromium(page: Path, *flags: str) -> str:
-    assert CHROMIUM is not None
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--disable-quic", "--no-first-run", "--disable-background-networking"]
-    command += ["--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
-
-
-def probe(page: Path, width: int, dark: bool) -> dict[str, Any]:
-    """Open the page in an iframe of this width, since a window has at least 500 pixels."""
-    probed, outer = page.with_name("probed.html"), page.with_name("outer.html")
-    text = page.read_text().replace("<head>", f"<head>{CATCH}")
-    probed.write_text(text.replace("</body>", f"{PROBE}</body>"))
-    outer.write_text(
-        f'<body style="margin: 0"><pre id="result"></pre><iframe src="{probed.name}"'
-        f' style="border: 0; width: {width}px; height: 900px"></iframe><script>addEventListener('
-        '"message", (event) => document.querySelector("#result").textContent = event.data)'
-        "</script>"
-    )
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    dom = chromium(outer, "--dump-dom", f"--window-size={max(width, 500)},900", scheme)
-    result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
-    assert result and result[1], "the page did not report"
-    found = json.loads(html.unescape(result[1]))
-    assert isinstance(found, dict)
-    return found
-
-
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1400])
@@ -362,8 +310,7 @@ def probe(page: Path, width: int, dark: bool) -> dict[str, Any]:
 def test_a_browser_shows_and_sorts_it(
     which: str, width: int, dark: bool, request: pytest.FixtureRequest
 ) -> None:
-    page = request.getfixturevalue(which)
-    found = probe(page, width, dark)
+    found = probe(request.getfixturevalue(which), PROBE, width, dark)
     assert found["errors"] == []
     assert found["width"] == width
     # sorted, also where a column has units

@@ -89,10 +89,8 @@ def test_files_of_splits_are_the_folds_and_may_leave_samples_out(tmp_path: Path)
             csv.writer(file).writerows([("id", "split"), *rows])
     dataset = fz.create_dataset(opened(table()), target="y")
     bench, _ = open_bench(small(tmp_path, folds=None, splits=",".join(files), **QUICK), dataset)
-    assert [[len(x) for x in vars(fold).values()] for fold in bench.folds] == [
-        [20, 10, 20],
-        [15, 5, 30],
-    ]
+    sizes = [[len(x) for x in vars(fold).values()] for fold in bench.folds]
+    assert sizes == [[20, 10, 20], [15, 5, 30]]
     assert bench.folds[1].test.tolist() == [*range(10, 40)]
     assert bench.test_share == pytest.approx((20 / 50 + 30 / 50) / 2)
 
@@ -121,8 +119,6 @@ def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(
     ("settings", "message"),
     [
         ({"folds": 5, "repeats": 3}, "folds.* and .*repeats.* both say how to split"),
-        ({"folds": 0, "splits": "fold_1"}, "folds.* and .*splits.* both say how to split"),
-        ({"splits": "fold_1", "repeats": 2}, "splits.* and .*repeats.* both say how to split"),
         ({"val_share": 0.1, "repeats": 2}, "val_share.* and .*repeats.* both say how to split"),
         ({"random_splits": 0, "splits": "fold_1"}, "random_splits.* both say how to split"),
         ({"splits": "fold_2"}, "no column 'fold_2' for .*splits.*Did you mean 'fold_1'"),
@@ -153,13 +149,10 @@ def test_a_sample_that_is_tested_twice_counts_once_in_the_interval() -> None:
 
 
 def test_without_singles_the_verdict_says_that_nothing_is_compared(tmp_path: Path) -> None:
-    data = {"name": "interactions", "task": "and", "samples": 80}
-    changes = {**QUICK, "data": data}
+    changes = {**QUICK, "data": {"name": "interactions", "task": "and", "samples": 80}}
     report = api.run(small(tmp_path / "none", **changes))
-    assert {line["candidate"] for line in report.figures["leaderboard"]} == {
-        "sum",
-        "majority class",
-    }
+    names = {line["candidate"] for line in report.figures["leaderboard"]}
+    assert names == {"sum", "majority class"}
     assert "--baselines none), so there is none to compare fusion with" in report.verdict
     assert report.figures["leader"] == "sum" and "gain" not in report.figures
     rows = pq.read_table(report.folder / "results.parquet").to_pylist()

@@ -24,8 +24,7 @@ ROWS = 150
 
 def table(path: Path, kind: str, unlabelled: int = 0) -> dict[str, Any]:
     """A manifest with two vectors, a and b, whose sum and difference determine the target."""
-    draw = np.random.default_rng(0)
-    a, b = draw.standard_normal((2, ROWS, 3))
+    a, b = np.random.default_rng(0).standard_normal((2, ROWS, 3))
     total, difference = a[:, 0] + b[:, 0], a[:, 1] - b[:, 1]
     cells = {
         "regression": [f"{30 + 5 * x:.4f}" for x in total],
@@ -145,12 +144,8 @@ def test_several_labels_are_stratified_by_the_rarest() -> None:
 
 
 def test_a_sample_with_a_label_of_any_target_is_tested() -> None:
-    both = Tasks(
-        [
-            OBJECTIVES.create("classification", OneOf("y", classes=("a", "b")), torch.zeros(0, 1)),
-            OBJECTIVES.create("regression", Number("z"), torch.zeros(0, 1)),
-        ]
-    )
+    kinds = {"classification": OneOf("y", classes=("a", "b")), "regression": Number("z")}
+    both = Tasks([OBJECTIVES.create(name, x, torch.zeros(0, 1)) for name, x in kinds.items()])
     labels = torch.tensor([[1.0, 0.5], [torch.nan, 0.5], [torch.nan, torch.nan], [0, torch.nan]])
     assert fold_labels(both, labels).tolist() == [1, 2, -1, 0]
 

@@ -49,14 +49,9 @@ def test_scores_intervals_and_gains_are_those_of_the_weighted_mean() -> None:
         line = whole.line(results.name)
         assert line["accuracy"] == pytest.approx(wanted)
         assert line["low"] < wanted < line["high"] and "weight" not in line
-        assert line["macro_f1"] == pytest.approx(
-            np.mean(
-                [
-                    f1_score(TARGET, x.argmax(-1), average="macro", sample_weight=weights)
-                    for x in results.logits
-                ]
-            )
-        )
+        settings: dict[str, Any] = {"average": "macro", "sample_weight": weights}
+        f1 = [f1_score(TARGET, x.argmax(-1), **settings) for x in results.logits]
+        assert line["macro_f1"] == pytest.approx(np.mean(f1))
     gain = whole.compare(names[1], names[0])
     difference = (names[1].scores - names[0].scores).mean(0)
     assert gain.difference == pytest.approx(np.average(difference, weights=weights))
@@ -70,11 +65,9 @@ def test_scores_intervals_and_gains_are_those_of_the_weighted_mean() -> None:
 
 
 def test_equal_weights_compare_as_none() -> None:
-    draw = np.random.default_rng(0)
-    a, b = draw.integers(0, 2, (2, 3, 50)).astype(float)
+    a, b = np.random.default_rng(0).integers(0, 2, (2, 3, 50)).astype(float)
     found = compare(a, b, weights=np.full(50, 3.0))
-    plain = compare(a, b)._replace(mcnemar_p=np.nan)
-    assert found == pytest.approx(plain, nan_ok=True)
+    assert found == pytest.approx(compare(a, b)._replace(mcnemar_p=np.nan), nan_ok=True)
 
 
 # ---- fitted models
@@ -164,11 +157,8 @@ def test_encoders_that_are_trained_learn_by_the_weights(tmp_path: Path) -> None:
 
 
 def test_weights_that_leave_nothing_to_test_are_refused(tmp_path: Path) -> None:
-    write_table(tmp_path / "a.csv", [row // 3 % 4 != 3 for row in range(ROWS)])
-    text = (tmp_path / "a.csv").read_text().replace("True", "1").replace("False", "0")
-    (tmp_path / "a.csv").write_text(text)
+    write_table(tmp_path / "a.csv", [int(row // 3 % 4 != 3) for row in range(ROWS)])
+    path, out = str(tmp_path / "a.csv"), str(tmp_path / "out")
     with pytest.raises(FusionZooError, match=r"fold 0: all weights of its test samples are 0"):
-        fz.benchmark(
-            str(tmp_path / "a.csv"), weight_column="w", out=str(tmp_path / "out"), **SETTINGS
-        )
+        fz.benchmark(path, weight_column="w", out=out, **SETTINGS)
     assert not Tabular.weighs_rows

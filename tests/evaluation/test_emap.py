@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,26 +23,17 @@ def draws(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
 
 
-def additive(parts: Sequence[torch.Tensor]) -> Logits:
+def product_of(parts: Sequence[torch.Tensor], combine: Any = torch.prod) -> Logits:
     def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
         terms = [x[torch.from_numpy(rows)] for x, rows in zip(parts, chosen, strict=True)]
-        return torch.stack(terms).sum(0)
-
-    return logits
-
-
-def product_of(parts: Sequence[torch.Tensor]) -> Logits:
-    def logits(chosen: Sequence[NDArray[np.int64]]) -> torch.Tensor:
-        terms = [x[torch.from_numpy(rows)] for x, rows in zip(parts, chosen, strict=True)]
-        return torch.stack(terms).prod(0)
+        return combine(torch.stack(terms), 0)
 
     return logits
 
 
 @pytest.mark.parametrize("modalities", [2, 3, 4])
 def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
-    parts = [draws(ROWS, 3 + m)[:, :3] for m in range(modalities)]
-    logits = additive(parts)
+    logits = product_of([draws(ROWS, 3 + m)[:, :3] for m in range(modalities)], torch.sum)
     found = project(logits, ROWS, modalities, 5, 0).mean(0)
     every = [np.arange(ROWS)] * modalities
     torch.testing.assert_close(found, logits(every), rtol=0, atol=1e-12)
@@ -49,8 +41,7 @@ def test_an_additive_model_is_its_own_projection(modalities: int) -> None:
 
 def test_the_projection_of_two_is_the_best_additive_fit() -> None:
     parts = [draws(ROWS, 2), draws(ROWS, 4)[:, :2]]
-    logits = product_of(parts)
-    found = project(logits, ROWS, 2, 1, 0)[0]
+    found = project(product_of(parts), ROWS, 2, 1, 0)[0]
     table = parts[0][:, None] * parts[1][None]  # (n, n, K)
     fitted = table.mean(1)[:, None] + table.mean(0)[None] - table.mean((0, 1))
     diagonal = torch.arange(ROWS)

@@ -12,8 +12,7 @@ from helpers.gates import GATES, planted, planted_letters
 
 
 def test_a_probe_sees_interactions_and_returns_frequencies_where_nothing_is_known() -> None:
-    setup = planted("xor", 800)
-    fold = setup.folds[0]
+    fold = planted("xor", 800).folds[0]
     both = np.concatenate([*fold.features.values()], axis=1)
     joint = Probe(both[fold.train], fold.target[fold.train], 3, 0)
     assert joint.network

@@ -31,8 +31,7 @@ def embedded(count: int, dim: int = 8) -> torch.Tensor:
 
 def test_ranks_are_counted_by_hand_and_ties_and_nan_count_against_the_partner() -> None:
     one = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
-    two = torch.tensor([[0.0, 1], [0, 1], [1, 1]])
-    there, back = ranks(one, two)
+    there, back = ranks(one, torch.tensor([[0.0, 1], [0, 1], [1, 1]]))
     assert there.tolist() == [3, 2, 1]  # 0: both others are nearer or as near; 1: a tie with 0
     assert back.tolist() == [3, 1, 1]
     same = torch.ones(5, 3)
@@ -148,8 +147,7 @@ def test_intervals_cover_the_mean_and_widen_with_groups() -> None:
     plain = retrieval_intervals(copies, many)["a_to_b"]["mrr"]
     assert plain.low < plain.mean < plain.high
     clusters = np.arange(60).repeat(5)
-    scores = direction_scores(copies, many)["a_to_b"]
-    grouped = intervals(scores, clusters)["mrr"]
+    grouped = intervals(direction_scores(copies, many)["a_to_b"], clusters)["mrr"]
     assert grouped.mean == plain.mean
     assert grouped.high - grouped.low > 1.8 * (plain.high - plain.low)  # sqrt(5) in theory
 

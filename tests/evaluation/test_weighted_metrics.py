@@ -82,12 +82,14 @@ def test_every_built_in_metric_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize("name", BY_SKLEARN)
-def test_a_metric_is_sklearns_with_sample_weight(name: str) -> None:
+def test_a_metric_is_sklearns_with_and_without_sample_weight(name: str) -> None:
     answer, target = sample(METRICS[name].family)
+    plain = METRICS[name].cls(answer, target)
+    assert plain == pytest.approx(BY_SKLEARN[name](answer, target, None), abs=1e-6)
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(1)).double() + 0.01
     found = METRICS[name].cls(answer, target, weights)
     assert found == pytest.approx(BY_SKLEARN[name](answer, target, weights.numpy()), abs=1e-9)
-    assert found != pytest.approx(METRICS[name].cls(answer, target), abs=1e-6)
+    assert found != pytest.approx(plain, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", [*BY_SKLEARN, *NOT_IN_SKLEARN])

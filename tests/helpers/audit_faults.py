@@ -1,7 +1,7 @@
 """Data with planted faults, which `fusionzoo data check` must find.
 
-Tables with one fault of the whole data set, a manifest with each kind of fault of samples and files
-among clean rows, and a data set with damaged values and copies of its own values added.
+Tables with one fault of the whole data set, and a manifest with each kind of fault of samples and
+files among clean rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +20,12 @@ import soundfile
 from PIL import Image
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.base import from_memory
-from fusionzoo.datasets.media.decode import decode
 from fusionzoo.tools.audit.audit import audit
 from fusionzoo.tools.audit.scan import AuditReport
 
 RATE = 16_000  # Hz
 SPLITS = ("train", "train", "val", "train", "test")
 CLASSES = ("north", "east", "south")
-COPIES = 8  # of each kind that are added to real data
-
 Key = tuple[str, str]  # name of a finding, column
 Planted = dict[Key, set[str]]  # ids of the samples that have the fault
 
@@ -284,71 +279,3 @@ def faulty_tables() -> dict[str, dict[str, list[Any]]]:
 
 
 # ---- faults added to real data
-
-
-def plant_copies(data: PairedDataset) -> tuple[PairedDataset, Planted]:
-    """Return a data set in memory with damaged samples and copies of samples added."""
-    draw = np.random.default_rng(11)
-    values = {name: data.references(name) for name in data.modalities}
-    ids, splits, labels = list(data.ids), list(data.split_names), [str(x) for x in data.labels]
-    planted: Planted = {}
-    # Groups are near-duplicates of the data's own, of which a copy would have several sources.
-    sizes = Counter(data.groups)
-    alone = [row for row, group in enumerate(data.groups) if sizes[group] == 1]
-
-    def add(check: str, name: str, value: Any, split: str, *others: str) -> None:
-        number = len(ids)
-        planted.setdefault((check, name), set()).update({f"planted-{number}", *others})
-        ids.append(f"planted-{number}")
-        splits.append(split)
-        labels.append(labels[0])
-        for other, column in values.items():
-            column.append(value if other == name else None)
-
-    for _ in range(COPIES):
-        add("unreadable", "image", draw.bytes(100), "train")
-        add("unreadable", "audio", draw.bytes(100), "train")
-        add("blank", "image", np.full((20, 30, 3), draw.integers(256), np.uint8), "train")
-        add("silent", "audio", (np.zeros(4000, np.int16), 8000), "train")
-        add("near_empty_text", "text", "." * int(draw.integers(1, 9)), "train")
-        add("encoding_damage", "text", f"{draw.integers(999)} cafÃ©", "train")
-    for name, kind in data.modalities.items():
-        train = [
-            row
-            for row in alone
-            if data.split_names[row] == "train" and _has_content(kind, values[name][row])
-        ]
-        for number, row in enumerate(draw.permutation(train)[: 2 * COPIES].tolist()):
-            check = "same_content" if number < COPIES else "similar_content"
-            value = _copy(kind, values[name][row], altered=number >= COPIES)
-            add(check, name, value, ("val", "test")[number % 2], ids[row])
-    present = {
-        name: np.array([x is not None for x in column], bool) for name, column in values.items()
-    }
-    dataset = from_memory(
-        values,
-        data.modalities,
-        ids=ids,
-        splits=splits,
-        target=labels,
-        present=present,
-        source=f"{data.source} with planted faults",
-        on_error="missing",
-    )
-    return dataset, planted
-
-
-def _has_content(kind: str, value: Any) -> bool:
-    """Leave out missing values and texts of a few words, which recur in any data."""
-    return value is not None and (kind != "text" or len(value.split()) >= 12)
-
-
-def _copy(kind: str, value: Any, *, altered: bool) -> Any:
-    decoded = decode(kind, value)
-    if kind == "text":
-        return altered_text(decoded) if altered else decoded.upper() + "!"
-    if kind == "image":
-        image = Image.fromarray(decoded.permute(1, 2, 0).numpy())
-        return altered_image(image) if altered else _saved(image, "PNG")
-    wave = decoded.samples.numpy()
-    return altered_sound(wave, decoded.rate) if altered else (wave, decoded.rate)

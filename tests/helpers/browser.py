@@ -3,25 +3,67 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
+import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--remote-debugging-port=0"),
 )
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+CATCH = """<script>
+window.broken = []; window.addEventListener("error", (e) => window.broken.push(e.message));
+</script>"""
+
+
+def needs_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a slow test that opens a page in Debian's chromium."""
+    installed = pytest.mark.skipif(not shutil.which("chromium"), reason="needs Debian's chromium")
+    return cast(Callable[..., None], pytest.mark.slow(installed(test)))
+
+
+def chromium(page: Path, *flags: str) -> str:
+    """Open a page; return what Chromium prints."""
+    command = ["chromium", *FLAGS[:-1], "--hide-scrollbars", "--disable-quic"]
+    command += ["--disable-component-update", f"--user-data-dir={page.parent / 'profile'}"]
+    command += [*flags, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def probe(page: Path, script: str, width: int, dark: bool = False) -> dict[str, Any]:
+    """Run a script at the end of a page, in an iframe of this width, since a window has at least
+    500 pixels; return the JSON that it posts to its parent. `window.broken` lists errors."""
+    probed, outer = page.with_name("probed.html"), page.with_name("outer.html")
+    text = page.read_text().replace("<head>", f"<head>{CATCH}")
+    probed.write_text(text.replace("</body>", f"{script}</body>"))
+    outer.write_text(
+        f'<body style="margin: 0"><pre id="result"></pre><iframe src="{probed.name}"'
+        f' style="border: 0; width: {width}px; height: 900px"></iframe><script>addEventListener('
+        '"message", (event) => document.querySelector("#result").textContent = event.data)'
+        "</script>"
+    )
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    dom = chromium(outer, "--dump-dom", f"--window-size={max(width, 500)},900", scheme)
+    result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+    assert result and result[1], "the page did not report"
+    found = json.loads(html.unescape(result[1]))
+    assert isinstance(found, dict)
+    return found
 
 
 class Browser:

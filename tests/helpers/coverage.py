@@ -36,6 +36,7 @@ from fusionzoo.benchmark.bench import VALIDATION_PARTS
 from fusionzoo.evaluation.statistics import LEVEL, by_group, crossed
 
 Array = NDArray[np.float64]
+Samples = tuple[list[Array], NDArray[np.int64]]  # both modalities, (N, D) each, and the classes
 ROOT = Path(__file__).parents[2]
 FOLDS, SEEDS, CLASSES = 5, 3, 4
 KEPT = 0.9  # share of the features that a seed's classifier sees
@@ -70,9 +71,7 @@ class World:
             for apart in (setting.first, setting.second)
         ]
 
-    def sample(
-        self, count: int, draw: np.random.Generator
-    ) -> tuple[list[Array], NDArray[np.int64]]:
+    def sample(self, count: int, draw: np.random.Generator) -> Samples:
         """Return both modalities, (N, D) each, and the classes (N,)."""
         labels = draw.integers(CLASSES, size=count)
         return [m[labels] + draw.normal(size=(count, m.shape[1])) for m in self.means], labels
@@ -96,12 +95,7 @@ def learn(parts: list[Array], labels: NDArray[np.int64], draw: np.random.Generat
     return answers
 
 
-def gain(
-    train: tuple[list[Array], NDArray[np.int64]],
-    test: tuple[list[Array], NDArray[np.int64]],
-    draw: np.random.Generator,
-    tie: bool,
-) -> Array:
+def gain(train: Samples, test: Samples, draw: np.random.Generator, tie: bool) -> Array:
     """Return how much more often fusion is right on each test sample: -1, 0 or 1.
 
     With `tie` both see one modality and the first training has no advantage.
@@ -123,12 +117,8 @@ def cross_validate(world: World, setting: Setting, draw: np.random.Generator, ti
         others = np.concatenate([rows for at, rows in enumerate(folds) if at != number])
         train = draw.permutation(others)[: train_count(setting)]
         for seed in range(SEEDS):
-            gains[seed, test] = gain(
-                ([x[train] for x in parts], labels[train]),
-                ([x[test] for x in parts], labels[test]),
-                draw,
-                tie,
-            )
+            learnt, tested = (([x[rows] for x in parts], labels[rows]) for rows in (train, test))
+            gains[seed, test] = gain(learnt, tested, draw, tie)
     return np.concatenate([gains[:, rows] for rows in folds], 1)
 
 
@@ -143,11 +133,8 @@ def true_gain(world: World, setting: Setting, tie: bool) -> float:
         return 0.0
     draw = np.random.default_rng(12345)
     count = train_count(setting)
-    gains = [
-        gain(world.sample(count, draw), world.sample(2000, draw), draw, tie).mean()
-        for _ in range(400)
-    ]
-    return float(np.mean(gains))
+    learnt = (world.sample(count, draw) for _ in range(400))
+    return float(np.mean([gain(x, world.sample(2000, draw), draw, tie).mean() for x in learnt]))
 
 
 def ours(gains: Array) -> tuple[float, float]:
@@ -334,9 +321,8 @@ def run_procedure(
         candidates = models(procedure.setting, tie, draw)
         of_val, of_test = right_answers(candidates, x[train], labels[train], tests, truths)
         if procedure.refit:
-            (of_test,) = right_answers(
-                candidates, x[~is_test], labels[~is_test], tests[1:], truths[1:]
-            )
+            learnt = x[~is_test], labels[~is_test]
+            (of_test,) = right_answers(candidates, *learnt, tests[1:], truths[1:])
         start = sum(len(rows) for rows in tested)
         folds.append(slice(start, start + int(is_test.sum())))
         tested.append(groups[is_test])
@@ -368,9 +354,8 @@ def true_procedure(world: World, procedure: Procedure, tie: bool, draws: int) ->
         first = len(x) // VALIDATION_PARTS // procedure.group * procedure.group
         test, truth, _ = grouped(world, procedure, 1500, draw)
         candidates = models(procedure.setting, tie, draw)
-        of_val, of_test = right_answers(
-            candidates, x[first:], labels[first:], [x[:first], test], [labels[:first], truth]
-        )
+        tests, truths = [x[:first], test], [labels[:first], truth]
+        of_val, of_test = right_answers(candidates, x[first:], labels[first:], tests, truths)
         if procedure.refit:
             (of_test,) = right_answers(candidates, x, labels, [test], [truth])
         validation, true = of_val.mean((1, 2)), of_test.mean((1, 2))
@@ -445,9 +430,7 @@ def procedure_rows(procedures: Sequence[Procedure] = PROCEDURES) -> Iterator[lis
 def main() -> None:
     """Measure all settings and procedures, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--runs", type=int, default=2000, help="data sets of each setting, one fusion"
-    )
+    parser.add_argument("--runs", type=int, default=2000, help="data sets of each setting")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "coverage.csv")
     parser.add_argument("--random", type=int, default=0, help="data sets, over random splits")
     args = parser.parse_args()

@@ -110,8 +110,7 @@ def run_on_ray(parts: Path, args: list[str], draw: random.Random) -> tuple[int, 
                 os.kill(draw.choice(pids), signal.SIGKILL)
                 left.append(written)
 
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
+    threading.Thread(target=kill, daemon=True).start()
     assert embed([*args, "--engine", "ray", "--actors", "2"]) == 0
     return len(left), left
 
@@ -158,17 +157,9 @@ def main() -> int:
             finish(start(options.ranks, folder / "meet-last", [*args, *killed]), folder)
         files = [(folder / f"{x}.parquet").read_bytes() for x in ("whole", "killed")]
     same = files[0] == files[1]
+    about = {"benchmark": "embed_kills", "engine": options.engine, "ranks": options.ranks}
     figures = {"kills": kills, "parts_after_each": left, "seconds": round(seconds, 2), "same": same}
-    print(
-        json.dumps(
-            {
-                "benchmark": "embed_kills",
-                "engine": options.engine,
-                "ranks": options.ranks,
-                **figures,
-            }
-        )
-    )
+    print(json.dumps({**about, **figures}))
     return 0 if same else 1
 
 

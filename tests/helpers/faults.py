@@ -304,8 +304,7 @@ class Bench:
             step = self.rng.randrange(5, self.total // 2)
             while steps(out) < step and run.poll() is None:
                 time.sleep(0.01)
-            victim = ranks_of(run.pid)[-1]
-            os.kill(victim, number)
+            os.kill(ranks_of(run.pid)[-1], number)
             since = time.perf_counter()
             code = run.wait()
             took = time.perf_counter() - since

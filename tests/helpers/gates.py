@@ -29,19 +29,18 @@ def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> PidInputs:
     first, second, target = GATES[name][0](*bits)
     noise = 0.1 * draw.standard_normal((2, samples, 4))
     features = {"a": first[:, None] + noise[0], "b": second[:, None] + noise[1]}
-    order = draw.permutation(samples)
-    present = dict.fromkeys(features, np.ones(samples, bool))
-    folds = [
-        FoldFeatures(
-            features=features,
-            present=present,
-            target=target.astype(np.int64),
-            train=np.setdiff1d(order, test),
-            test=test,
-        )
-        for test in np.array_split(order, 5)
-    ]
+    folds = folds_of(features, target.astype(np.int64), draw)
     return PidInputs(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
+
+
+def folds_of(
+    features: dict[str, np.ndarray], target: np.ndarray, draw: np.random.Generator
+) -> list[FoldFeatures]:
+    order = draw.permutation(len(target))
+    known = {"features": features, "target": target}
+    known["present"] = dict.fromkeys(features, np.ones(len(target), bool))
+    parts = np.array_split(order, 5)
+    return [FoldFeatures(**known, train=np.setdiff1d(order, x), test=x) for x in parts]
 
 
 def planted_letters() -> PidInputs:
@@ -53,17 +52,5 @@ def planted_letters() -> PidInputs:
     letters, speakers = draw.standard_normal((10, 16)), draw.standard_normal((4, 32))
     audio = np.concatenate([letters[target], 2.5 * speakers[speaker]], axis=1) + 0.7 * noise[0]
     text = draw.standard_normal((10, 16))[target] + 0.9 * noise[1, :, :16]
-    features = {"audio": audio, "text": text}
-    present = dict.fromkeys(features, np.ones(samples, bool))
-    order = draw.permutation(samples)
-    folds = [
-        FoldFeatures(
-            features=features,
-            present=present,
-            target=target,
-            train=np.setdiff1d(order, test),
-            test=test,
-        )
-        for test in np.array_split(order, 5)
-    ]
+    folds = folds_of({"audio": audio, "text": text}, target, draw)
     return PidInputs(folds=folds, classes=10, clusters=None, seed=0, fixed=True)

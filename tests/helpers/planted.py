@@ -26,8 +26,7 @@ def candidate(name: str, accuracies: list[float], shift: int = 0) -> CandidateRe
 
     `shift` rotates the order, so that two candidates are correct on different items.
     """
-    order = np.random.default_rng(0).permutation(ITEMS)
-    order = np.roll(order, shift)
+    order = np.roll(np.random.default_rng(0).permutation(ITEMS), shift)
     predictions = torch.stack([(TARGET + 1) % CLASSES for _ in accuracies])
     for prediction, accuracy in zip(predictions, accuracies, strict=True):
         correct = torch.from_numpy(order[: round(accuracy * ITEMS)])
@@ -41,29 +40,15 @@ def candidate(name: str, accuracies: list[float], shift: int = 0) -> CandidateRe
     rows = [
         {"fold": 0, "seed": seed, "samples": ITEMS, "subset": "full", "modality": ""}
         | {"corruption": "", "severity": 0}
-        | {
-            "score": accuracy,
-            "accuracy": accuracy,
-            "macro_f1": accuracy,
-            "ece": 0.0,
-            "brier": 0.0,
-            "nll": 0.0,
-        }
+        | dict.fromkeys(("score", "accuracy", "macro_f1"), accuracy)
+        | dict.fromkeys(("ece", "brier", "nll"), 0.0)
         for seed, accuracy in enumerate(accuracies)
     ]
     family = "early" if kind == "fusion" else kind
     seeds = list(range(len(accuracies)))
     scores = right(logits.flatten(0, 1), TARGET.repeat(len(seeds))).reshape(len(seeds), -1).numpy()
-    return CandidateResults(
-        name,
-        kind,
-        family,
-        seeds,
-        logits.float(),
-        scores,
-        [Validation(float(np.mean(accuracies)), 1.0)],
-        rows,
-    )
+    validation = [Validation(float(np.mean(accuracies)), 1.0)]
+    return CandidateResults(name, kind, family, seeds, logits.float(), scores, validation, rows)
 
 
 def damaged(
@@ -73,8 +58,7 @@ def damaged(
     row = {"fold": 0, "seed": 0, "samples": 1, "subset": "full", "modality": ""}
     row |= {"corruption": "", "severity": 0}
     for subset in subsets(modalities)[:-1]:
-        weights = [1 / (2 + modalities.index(name)) for name in subset]
-        share = 0.3 + 0.6 * sum(weights)
+        share = 0.3 + 0.6 * sum([1 / (2 + modalities.index(name)) for name in subset])
         name = row_label(subset, modalities)
         results.rows.append(row | {"subset": name, "score": share * score})
     results.rows.append(row | {"corruption": "undamaged", "score": score})

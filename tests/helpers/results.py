@@ -20,12 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
-TRAINING = (
-    *MODEL,
-    "fusionzoo/features",
-    "fusionzoo/training",
-    "fusionzoo/distributed.py",
-)
+TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed.py")
 BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
 READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/loading.py")

@@ -39,25 +39,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cggm": {"window": 1},
     "relearn": {"every": 1},
 }
-OFF = {  # a setting that switches a strategy off
-    "agm": {"alpha": 0},
+WEIGHTED = ("cca_loss", "comm", "contrastive_align", "gmc", "matryoshka", "mmpareto", "symile")
+OFF: dict[str, dict[str, Any]] = {  # a setting that switches a strategy off
+    **{name: {"weight": 0} for name in (*WEIGHTED, "umt", "unimodal_aux")},
+    **{name: {"rate": 0} for name in ("curriculum_dropout", "modality_dropout", "opm")},
+    **{name: {"alpha": 0} for name in ("agm", "pmr")},
     "relearn": {"times": 0},
-    "cca_loss": {"weight": 0},
-    "comm": {"weight": 0},
-    "contrastive_align": {"weight": 0},
-    "curriculum_dropout": {"rate": 0},
-    "gmc": {"weight": 0},
-    "matryoshka": {"weight": 0},
-    "mmpareto": {"weight": 0},
-    "modality_dropout": {"rate": 0},
     "more_fewer": {"alpha": 0, "subset_loss": 0},
     "ogm_ge": {"alpha": 0, "noise": False},
-    "opm": {"rate": 0},
-    "pmr": {"alpha": 0},
     "subset_distill": {"weight": 0, "label_weight": 0},
-    "symile": {"weight": 0},
-    "umt": {"weight": 0},
-    "unimodal_aux": {"weight": 0},
 }
 
 

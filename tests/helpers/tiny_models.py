@@ -9,22 +9,13 @@ from typing import Any
 import torch
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", "a", "cat", "line", "longer", "much", "red", "text", "to"]
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 2, "intermediate_size": 16}
 TEXT = {**SMALL, "vocab_size": 16, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 VISION = {**SMALL, "image_size": 32, "patch_size": 16}
 AUDIO = {  # CLAP's Swin transformer, for spectrograms of 32 bands
-    "patch_embeds_hidden_size": 8,
-    "hidden_size": 16,
-    "depths": [1, 1],
-    "num_attention_heads": [1, 2],
-    "window_size": 4,
-    "spec_size": 32,
-    "num_mel_bins": 32,
+    **{"patch_embeds_hidden_size": 8, "hidden_size": 16, "depths": [1, 1]},
+    **{"num_attention_heads": [1, 2], "window_size": 4, "spec_size": 32, "num_mel_bins": 32},
 }
 
 
@@ -43,15 +34,26 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=20, **special)
 
 
+def _save(folder: Path, family: str, settings: dict[str, Any]) -> None:
+    """Save a model of a type of transformers'."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **settings)
+    model = transformers.AutoModel.from_config(config)
+    for parameter in model.parameters():  # else some answer nearly the same to any input
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+
+
 def save_clip(folder: Path) -> Path:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
     torch.manual_seed(0)
     size = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
     text = {**TEXT, "max_position_embeddings": 20}
-    CLIPModel(
-        CLIPConfig(text_config=text, vision_config=VISION, projection_dim=12)
-    ).save_pretrained(folder)
+    config = CLIPConfig(text_config=text, vision_config=VISION, projection_dim=12)
+    CLIPModel(config).save_pretrained(folder)
     CLIPImageProcessor(**size).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
@@ -74,17 +76,11 @@ def save_clap(folder: Path, fused: bool = False) -> Path:
     torch.manual_seed(0)
     text = {**TEXT, "max_position_embeddings": 22}
     audio = {**AUDIO, "enable_fusion": fused, "fusion_type": "aff_2d" if fused else None}
-    ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=12)).save_pretrained(
-        folder
-    )
-    ClapFeatureExtractor(
-        feature_size=32,
-        sampling_rate=16_000,
-        max_length_s=1,
-        hop_length=512,
-        frequency_max=8000,
-        truncation="fusion" if fused else "rand_trunc",
-    ).save_pretrained(folder)
+    config = ClapConfig(text_config=text, audio_config=audio, projection_dim=12)
+    ClapModel(config).save_pretrained(folder)
+    settings = {"feature_size": 32, "sampling_rate": 16_000, "max_length_s": 1, "hop_length": 512}
+    settings |= {"frequency_max": 8000, "truncation": "fusion" if fused else "rand_trunc"}
+    ClapFeatureExtractor(**settings).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -110,17 +106,12 @@ def save_joint(folder: Path, family: str) -> Path:
     """Save a joint model of a type whose towers transformers' `get_*_features` run."""
     import transformers
 
-    torch.manual_seed(0)
     text, vision = JOINT[family]
     parts = {"text_config": text, "vision_config": vision, "projection_dim": 12}
     if family == "flava":
         parts["image_config"] = parts.pop("vision_config")
         parts["multimodal_config"] = SMALL
-    config = transformers.AutoConfig.for_model(family, **parts)
-    model = transformers.AutoModel.from_config(config)
-    for parameter in model.parameters():  # else some answer nearly the same to any input
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
+    _save(folder, family, parts)
     prepares = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     if family == "siglip2":  # patches of pictures that keep their shape
         prepares = transformers.Siglip2ImageProcessor(patch_size=16, max_num_patches=12)
@@ -141,9 +132,8 @@ def save_qwen_vl(folder: Path) -> Path:
         text_config=text, vision_config=vision, image_token_id=9, video_token_id=10
     )
     transformers.Qwen2VLModel(config).save_pretrained(folder)
-    transformers.Qwen2VLImageProcessor(
-        patch_size=8, min_pixels=32 * 32, max_pixels=64 * 64
-    ).save_pretrained(folder)
+    sizes = {"patch_size": 8, "min_pixels": 32 * 32, "max_pixels": 64 * 64}
+    transformers.Qwen2VLImageProcessor(**sizes).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -152,11 +142,8 @@ def save_whisper(folder: Path) -> Path:
     from transformers import WhisperConfig, WhisperModel
 
     torch.manual_seed(0)
-    half = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 16}
-    other = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
-    WhisperModel(
-        WhisperConfig(d_model=16, vocab_size=60, pad_token_id=0, **half, **other)
-    ).save_pretrained(folder)
+    settings = {"d_model": 16, "vocab_size": 60, "pad_token_id": 0, **HALF, **OTHER}
+    WhisperModel(WhisperConfig(**settings | {"encoder_layers": 2})).save_pretrained(folder)
     return folder
 
 
@@ -166,9 +153,7 @@ MELS = {"num_mel_bins": 16, "subsampling_conv_channels": 8}
 SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, extractor, its own
     "moonshine": (
         {
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "vocab_size": 60,
+            **{"hidden_size": 16, "intermediate_size": 16, "vocab_size": 60},
             **{f"{x}_num_hidden_layers": 1 for x in ("encoder", "decoder")},
             **{f"{x}_num_attention_heads": 2 for x in ("encoder", "decoder")},
             **{f"{x}_num_key_value_heads": 2 for x in ("encoder", "decoder")},
@@ -216,10 +201,7 @@ SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, ex
         },
         *("WhisperFeatureExtractor", {"chunk_length": 2}),
     ),
-    "speecht5": (
-        {**SMALL, **HALF, **OTHER, "vocab_size": 60},
-        *("Wav2Vec2FeatureExtractor", {}),
-    ),
+    "speecht5": ({**SMALL, **HALF, **OTHER, "vocab_size": 60}, *("Wav2Vec2FeatureExtractor", {})),
 }
 
 
@@ -227,13 +209,8 @@ def save_sound(folder: Path, family: str) -> Path:
     """Save a model of audio whose features are as long as the clip, or that needs their mask."""
     import transformers
 
-    torch.manual_seed(0)
     settings, extractor, options = SOUND[family]
-    config = transformers.AutoConfig.for_model(family, **settings)
-    model = transformers.AutoModel.from_config(config)
-    for parameter in model.parameters():  # else some answer nearly the same to any clip
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
+    _save(folder, family, settings)
     getattr(transformers, extractor)(**options).save_pretrained(folder)
     return folder
 
@@ -262,8 +239,7 @@ VIDEO: dict[str, tuple[dict[str, Any], str]] = {  # settings, and the class of t
     "videomae": ({**SMALL, **FRAMES, "num_frames": 4}, "VideoMAEImageProcessor"),
     "timesformer": ({**SMALL, **FRAMES, "num_frames": 4}, "VideoMAEImageProcessor"),
     "vivit": (
-        {**SMALL, **FRAMES, "num_frames": 4, "tubelet_size": [2, 16, 16]},
-        "VivitImageProcessor",
+        *({**SMALL, **FRAMES, "num_frames": 4, "tubelet_size": [2, 16, 16]}, "VivitImageProcessor"),
     ),
     "vjepa2": (
         {
@@ -288,13 +264,8 @@ def save_video(folder: Path, family: str, processor: str = "") -> Path:
     """Save a model that reads clips of 4 frames of 32 x 32."""
     import transformers
 
-    torch.manual_seed(0)
     settings, name = VIDEO[family]
-    config = transformers.AutoConfig.for_model(family, **settings)
-    model = transformers.AutoModel.from_config(config)
-    for parameter in model.parameters():  # else some answer nearly the same to any clip
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
+    _save(folder, family, settings)
     side = {"height": 32, "width": 32}
     size = {"size": {"shortest_edge": 36}, "crop_size": side}
     size = {"size": side} if name.startswith("Llava") else size
@@ -319,19 +290,15 @@ def save_sentences(
     files: dict[str, Any] = {
         "modules.json": [{"idx": i, "name": str(i), **x} for i, x in enumerate(listed)],
         "1_Pooling/config.json": {
-            "word_embedding_dimension": 16,
-            "pooling_mode_mean_tokens": False,
+            **{"word_embedding_dimension": 16, "pooling_mode_mean_tokens": False},
             f"pooling_mode_{pooling}": True,
         },
         "sentence_bert_config.json": {"max_seq_length": 12, "do_lower_case": False, **settings},
     }
     if dense:
-        files["2_Dense/config.json"] = {
-            "in_features": 16,
-            "out_features": dense,
-            "bias": True,
-            "activation_function": "torch.nn.modules.activation.Tanh",
-        }
+        activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
+        facts = {"in_features": 16, "out_features": dense, "bias": True, **activation}
+        files["2_Dense/config.json"] = facts
     for name, contents in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(contents))

@@ -21,11 +21,10 @@ from fusionzoo.structures import Audio
 from fusionzoo.tools.audit.audit import audit
 from fusionzoo.tools.audit.checks import REFUSALS, damaged_text
 from fusionzoo.tools.audit.copies import bucket_pairs, jaccard, near_vectors
-from fusionzoo.tools.audit.page import NAMES
+from fusionzoo.tools.audit.page import NAMES, write_contact_sheet
 from fusionzoo.tools.audit.scan import (
     MAX_SHINGLES,
     PERMUTATIONS,
-    ScannedData,
     measure_array,
     measure_audio,
     minhash,
@@ -36,14 +35,9 @@ from helpers.audit_faults import (
     clean_text,
     faulty_tables,
     ids_by_finding,
-    plant_copies,
     plant_manifest,
     table,
 )
-
-WORDS = [
-    f"{first}{second}" for first in ("ba", "ce", "do", "fu") for second in ("lim", "nor", "ty")
-]
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +51,6 @@ def test_each_planted_fault_is_found_and_no_clean_row_is_reported(planted: Any) 
     _, faults, report = planted
     assert ids_by_finding(report) == faults
     assert not report.fit
-
-
-@pytest.mark.slow
-def test_damaged_values_and_copies_added_to_digits_are_found_and_nothing_else() -> None:
-    digits = create_dataset("digits")
-    texts = zip(digits.ids, digits.references("text"), strict=True)
-    lost = {key for key, text in texts if not re.search("[a-z]", text)}
-    data, faults = plant_copies(digits)
-    found = ids_by_finding(audit(data))
-    assert len(lost) > 100  # texts that lost all letters, as the data set has them
-    assert found == {
-        **faults,
-        ("near_empty_text", "text"): faults["near_empty_text", "text"] | lost,
-    }
 
 
 def test_what_create_dataset_refuses_is_reported_with_all_rows(planted: Any) -> None:
@@ -172,11 +152,8 @@ def test_the_same_sentence_about_two_things_is_a_warning_and_a_short_text_is_not
     clean["text"][1] = clean["text"][0]
     clean["text"][5] = clean["text"][6] = "a horse"
     [finding] = audited(clean).findings
-    assert (finding.check, finding.severity, finding.groups) == (
-        "same_content",
-        "warning",
-        ((0, 1),),
-    )
+    assert (finding.check, finding.severity) == ("same_content", "warning")
+    assert finding.groups == ((0, 1),)
 
 
 @pytest.mark.parametrize("words", ["two words", "w"])
@@ -213,8 +190,7 @@ def test_a_table_describes_classes_missing_values_and_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["cafÃ©", "itâ€™s", "Ã\u00a0 la", "price: â\u201a¬5", "ÐŸÑ€", "\ufffd", "a\x00b"],
+    "text", ["cafÃ©", "itâ€™s", "Ã\u00a0 la", "price: â\u201a¬5", "ÐŸÑ€", "\ufffd", "a\x00b"]
 )
 def test_damaged_text_is_seen(text: str) -> None:
     assert damaged_text(text)
@@ -320,8 +296,7 @@ def test_the_command_tells_fitness_by_its_exit_code(
     assert len(twins["groups"]) == twins["samples"] == 3
     for words in (["nothing.csv"], [], [str(clean), "--data.sheet", "1"], [str(clean), "--n", "3"]):
         assert main(["data", "check", *words]) == 2
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("error: ")
+        assert capsys.readouterr().err.strip().splitlines()[-1].startswith("error: ")
 
 
 def test_settings_of_the_data_set_are_flags(tmp_path: Path) -> None:
@@ -356,16 +331,9 @@ def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
 
 
 def test_every_finding_has_a_title() -> None:
-    named = {
-        *faulty_tables(),
-        *REFUSALS,
-        "same_content",
-        "same_sample",
-        "similar_content",
-        "unlabelled",
-    }
-    named |= {"unreadable", "silent", "blank", "near_empty_text", "encoding_damage", "orphan_files"}
-    assert {*NAMES} == named
+    named = {"same_content", "same_sample", "similar_content", "unlabelled", "unreadable", "silent"}
+    named |= {"blank", "near_empty_text", "encoding_damage", "orphan_files"}
+    assert {*NAMES} == {*faulty_tables(), *REFUSALS, *named}
 
 
 @pytest.mark.parametrize("suffix", ["html", "png"])
@@ -379,19 +347,13 @@ def test_a_contact_sheet_shows_samples_of_each_class(suffix: str, tmp_path: Path
     else:
         page = out.read_text(encoding="utf-8")
         assert page.count('<article class="sample">') == 10
-        labels = re.findall(r"<i>(\d)</i>", page)
-        assert sorted(labels) == list("0123456789")
+        assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
         assert page.count("data:image/") == page.count('class="wave"') == 10
 
 
 def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path: Path) -> None:
-    assert (
-        main(["data", "show", str(planted[0]), "--n", "400", "--out", str(tmp_path / "a.html")])
-        == 0
-    )
+    out = ["--out", str(tmp_path / "a.html")]
+    assert main(["data", "show", str(planted[0]), "--n", "400", *out]) == 0
     assert "cannot be decoded" in (tmp_path / "a.html").read_text(encoding="utf-8")
     with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
-        from fusionzoo.tools.audit.page import write_contact_sheet
-
-        scan: ScannedData = planted[2].scan
-        write_contact_sheet(scan, [0], tmp_path / "sheet.pdf")
+        write_contact_sheet(planted[2].scan, [0], tmp_path / "sheet.pdf")

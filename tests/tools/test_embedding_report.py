@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,8 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.tools.embedding_report.figures import probe_rows, probes
+from helpers.browser import needs_browser, probe
 
-CHROMIUM = shutil.which("chromium")
 COUNT, CLASSES = 90, 3
 
 
@@ -188,7 +185,6 @@ def test_the_page_holds_the_data_of_its_maps(page: Path) -> None:
 
 PROBE = """
 <script>
-window.broken = []; addEventListener("error", (e) => window.broken.push(e.message));
 addEventListener("load", () => {
   const get = (id) => document.getElementById(id), found = {};
   const width = document.documentElement.clientWidth;
@@ -224,29 +220,10 @@ addEventListener("load", () => {
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1400])
 def test_a_browser_shows_the_map_on_a_desktop_and_a_phone(page: Path, width: int) -> None:
-    assert CHROMIUM is not None
-    probed, outer = page.with_name("probed.html"), page.with_name("outer.html")
-    probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
-    outer.write_text(
-        f'<body style="margin: 0"><pre id="result"></pre><iframe src="{probed.name}"'
-        f' style="border: 0; width: {width}px; height: 900px"></iframe><script>addEventListener('
-        '"message", (event) => document.querySelector("#result").textContent = event.data)'
-        "</script>"
-    )
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    flags += [f"--user-data-dir={page.parent / 'profile'}", "--dump-dom"]
-    flags += [f"--window-size={max(width, 500)},900", outer.as_uri()]
-    done = subprocess.run(
-        [CHROMIUM, *flags], capture_output=True, text=True, timeout=120, check=True
-    )
-    result = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert result and result[1], "the page did not report"
-    found = json.loads(html.unescape(result[1]))
+    found = probe(page, PROBE, width)
     assert found["broken"] == []
     assert found["wide"] <= 0 and found["outside"] == []
     assert found["count"] == "60 of 60 points" and found["legend"] == CLASSES

@@ -23,17 +23,11 @@ from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.explain.attribution import exact_shares, sampled_shares
 from fusionzoo.tools.explain.parts import PARTS, SeveralItems
 from fusionzoo.tools.explain.results import Explanations
-from helpers.planted_parts import (
-    CAUSE,
-    PATCH,
-    PLANTED,
-    PlantedSample,
-    planted_data,
-    planted_model,
-)
+from helpers.planted_parts import CAUSE, PATCH, PLANTED, PlantedSample, planted_data, planted_model
 
 NAMES = ("a", "b", "c")
 QUIET: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+Planted = tuple[Explanations, list[PlantedSample]]
 
 
 def vector_model(fusion: str = "gmu", names: Any = NAMES, **settings: Any) -> FusionModel:
@@ -129,9 +123,8 @@ def test_of_several_targets_the_chosen_one_is_explained_in_its_own_unit() -> Non
 
 def test_more_than_eight_modalities_are_estimated_with_their_error() -> None:
     names = [f"m{number}" for number in range(9)]
-    explanations = fz.explain(
-        vector_model("concat", names), vector_rows(2, names, missing=False), **QUIET
-    )
+    rows = vector_rows(2, names, missing=False)
+    explanations = fz.explain(vector_model("concat", names), rows, **QUIET)
     assert sums(explanations) == pytest.approx([0, 0], abs=1e-5)
     assert all(error > 0 for error in explanations[0].errors.values())
     assert explanations[0].passes["fusion"] < 2**9 + 300
@@ -193,7 +186,7 @@ def test_of_several_pictures_each_is_a_part() -> None:
 
 
 @pytest.fixture(scope="module")
-def planted() -> tuple[Explanations, list[PlantedSample]]:
+def planted() -> Planted:
     """Three explained samples of four modalities; the second lacks its text."""
     names = ["image", "text", "audio", "tabular"]
     model, (data, samples) = planted_model(names, steps=0), planted_data(3, names)
@@ -202,9 +195,7 @@ def planted() -> tuple[Explanations, list[PlantedSample]]:
     return fz.explain(model, data, parts=16, background=2, samples=2, **QUIET), samples
 
 
-def test_a_page_shows_every_kind_of_value(
-    planted: tuple[Explanations, list[PlantedSample]], tmp_path: Path
-) -> None:
+def test_a_page_shows_every_kind_of_value(planted: Planted, tmp_path: Path) -> None:
     page = planted[0].to_html(tmp_path / "why.html").read_text()
     assert page.count("<article") == 2
     for piece in ("<audio controls", 'class="heat"', 'class="words"', "dose: ", "without it"):
@@ -213,9 +204,7 @@ def test_a_page_shows_every_kind_of_value(
     assert "2 of 3 samples, drawn at random" in page and "cost per sample" in page
 
 
-def test_figures_are_written_as_json_and_csv(
-    planted: tuple[Explanations, list[PlantedSample]], tmp_path: Path
-) -> None:
+def test_figures_are_written_as_json_and_csv(planted: Planted, tmp_path: Path) -> None:
     explanations, _ = planted
     written = json.loads(explanations.save(tmp_path / "why.json").read_text())
     assert [row["id"] for row in written["samples"]] == ["s0", "s1", "s2"]
@@ -229,9 +218,7 @@ def test_figures_are_written_as_json_and_csv(
         explanations.save(tmp_path / "why.txt")
 
 
-def test_the_summary_counts_what_decides(
-    planted: tuple[Explanations, list[PlantedSample]],
-) -> None:
+def test_the_summary_counts_what_decides(planted: Planted) -> None:
     explanations, _ = planted
     summary = explanations.summary
     assert sum(summary.decides.values()) == pytest.approx(1)
@@ -314,8 +301,5 @@ def test_the_planted_part_is_found_in_95_of_100_samples(kind: str, fusion: str) 
     other = "text" if kind != "text" else "image"
     model, (data, samples) = planted_model([kind, other], fusion), planted_data(100, [kind, other])
     explanations = fz.explain(model, data, samples=100, background=8, **QUIET)
-    hits = [
-        found(kind, row.parts[kind], sample)
-        for row, sample in zip(explanations, samples, strict=True)
-    ]
-    assert sum(hits) >= 95
+    pairs = zip(explanations, samples, strict=True)
+    assert sum(found(kind, row.parts[kind], sample) for row, sample in pairs) >= 95

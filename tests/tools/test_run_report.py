@@ -35,6 +35,7 @@ ENCODERS: dict[str, Any] = {
     "audio": {"name": "mel/stats"},
 }
 QUICK: dict[str, Any] = {"epochs": 1, "num_workers": 0, "log": "none", "device": "cpu"}
+RunOf = Callable[[str], fz.Run]
 USE: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
 WORDS = (EVIL, "green and long", "blue $5 $x_")
 COLUMNS = {"image": "photo", "text": "note", "audio": "sound"}
@@ -54,16 +55,9 @@ def write_data(folder: Path, targets: dict[str, Any]) -> Path:
         pixels = noise.integers(0, 255, (200, 400, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
         soundfile.write(folder / f"{number}.wav", noise.normal(0, 0.1, 4000), 16000)
-        rows.append(
-            {
-                "id": f"{EVIL}{number}",
-                "split": splits[number % 5],
-                "photo": f"{number}.png",
-                "note": "" if number % 4 == 3 else WORDS[number % 3],
-                "sound": f"{number}.wav",
-                **{name: cells[number % 3] for name, cells in targets.items()},
-            }
-        )
+        row = {"id": f"{EVIL}{number}", "split": splits[number % 5], "photo": f"{number}.png"}
+        row |= {"note": "" if number % 4 == 3 else WORDS[number % 3], "sound": f"{number}.wav"}
+        rows.append(row | {name: cells[number % 3] for name, cells in targets.items()})
     file = folder / "data.csv"
     with file.open("w", newline="") as out:
         writer = csv.DictWriter(out, [*rows[0]])
@@ -95,7 +89,7 @@ def train(folder: Path, case: str) -> fz.Run:
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], fz.Run]:
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Train each case once."""
     return cache(lambda case: train(tmp_path_factory.mktemp(case), case))
 
@@ -118,7 +112,7 @@ def in_order(page: str) -> list[float]:
     ],
 )
 def test_the_page_shows_results_mistakes_and_the_worst_samples(
-    run_of: Callable[[str], fz.Run], case: str, shown: tuple[str, ...]
+    run_of: RunOf, case: str, shown: tuple[str, ...]
 ) -> None:
     run = run_of(case)
     path = fz.report(run, **USE)
@@ -147,7 +141,7 @@ def test_the_page_shows_results_mistakes_and_the_worst_samples(
 
 
 def test_pictures_are_small_and_the_command_names_the_page(
-    run_of: Callable[[str], fz.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_of: RunOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, flags = str(run_of("classes").folder), ["--num_workers", "0", "--device", "cpu"]
     assert main(["report", folder]) == 0
@@ -165,7 +159,7 @@ def test_pictures_are_small_and_the_command_names_the_page(
 
 
 def test_clips_beyond_the_room_for_sound_are_drawn_only(
-    run_of: Callable[[str], fz.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_of_run, "MAX_SOUND", 1)
     page = fz.report(run_of("classes"), tmp_path / "page.html", **USE).read_text()
@@ -173,7 +167,7 @@ def test_clips_beyond_the_room_for_sound_are_drawn_only(
 
 
 def test_without_its_data_the_page_has_no_samples_and_says_why(
-    run_of: Callable[[str], fz.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_of: RunOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of("classes")
     data = run.folder.parent / "data"
@@ -193,7 +187,7 @@ def test_without_its_data_the_page_has_no_samples_and_says_why(
         (tmp_path / "moved").rename(data)
 
 
-def test_data_that_have_changed_since_are_noted(run_of: Callable[[str], fz.Run]) -> None:
+def test_data_that_have_changed_since_are_noted(run_of: RunOf) -> None:
     run = run_of("regression")
     file = run.folder.parent / "data" / "data.csv"
     before = file.read_bytes()
@@ -204,7 +198,7 @@ def test_data_that_have_changed_since_are_noted(run_of: Callable[[str], fz.Run])
 
 
 def test_a_folder_that_is_no_finished_run_is_one_clear_sentence(
-    run_of: Callable[[str], fz.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_of: RunOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_of("regression").folder
     stopped = tmp_path / "stopped"

@@ -52,11 +52,7 @@ class Trees(Method):
 
 
 def _grow(
-    create: Callable[..., Any],
-    setting: Setting,
-    x: Matrix,
-    y: NDArray[Any],
-    weights: Matrix | None,
+    create: Callable[..., Any], setting: Setting, x: Matrix, y: NDArray[Any], weights: Matrix | None
 ) -> Any:
     """Fit boosted trees."""
     model = create(
@@ -145,11 +141,7 @@ def principal_components(learned: Inputs, asked: Inputs) -> tuple[Matrix, Matrix
         if count < x.shape[1]:
             reduce = PCA(count, random_state=0).fit(x[there])
             x, others = reduce.transform(x), reduce.transform(others)
-        pairs.append(
-            [
-                np.where(has[:, None], values, np.nan)
-                for values, has in ((x, there), (others, asked_there))
-            ]
-        )
+        both = ((x, there), (others, asked_there))
+        pairs.append([np.where(has[:, None], values, np.nan) for values, has in both])
     parts, others_parts = zip(*pairs, strict=True)
     return np.concatenate(parts, 1), np.concatenate(others_parts, 1)

@@ -40,12 +40,14 @@ class KernelSum(Method):
     def shares(
         self, learned: Inputs, labels: NDArray[np.int64], asked: Inputs, setting: Setting
     ) -> tuple[NDArray[np.int64], Matrix]:
+        from scipy.special import log_softmax
+
         gram, others = _kernels(learned, asked, setting["gamma"])
         classes, places = np.unique(labels, return_inverse=True)
         penalty, weights = setting["penalty"], learned.weights
         margins = _margins(_fitted(gram, places, penalty, weights), others, len(classes))
         scale = _scale(_unseen_margins(gram, places, penalty, weights), places, weights)
-        return classes, np.exp(_log_softmax(scale * margins))
+        return classes, np.exp(log_softmax(scale * margins, axis=1))
 
     def numbers(self, learned: Inputs, y: Matrix, asked: Inputs, setting: Setting) -> Matrix:
         from sklearn.svm import SVR
@@ -117,16 +119,11 @@ def _unseen_margins(
 def _scale(margins: Matrix, labels: NDArray[np.int64], weights: Matrix | None) -> float:
     """Return the factor of the margins with the least cross-entropy."""
     from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
 
     def loss(log_scale: float) -> float:
-        logs = _log_softmax(np.exp(log_scale) * margins)
+        logs = log_softmax(np.exp(log_scale) * margins, axis=1)
         right = logs[np.arange(len(labels)), labels].clip(np.log(EDGE))
         return -float(right.mean() if weights is None else np.average(right, weights=weights))
 
     return float(np.exp(minimize_scalar(loss, bounds=(-4.0, 4.0), method="bounded").x))
-
-
-def _log_softmax(logits: Matrix) -> Matrix:
-    from scipy.special import log_softmax
-
-    return np.asarray(log_softmax(logits, axis=1), np.float64)

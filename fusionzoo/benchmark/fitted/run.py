@@ -70,17 +70,9 @@ def _run(bench: Bench, job: Job) -> list[SeedResult]:
     weights = bench.weights_of(fold.test)
     row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full", weights=weights)
     facts = {"val_loss": loss, "seconds": time.perf_counter() - start, **setting}
-    return [
-        SeedResult(
-            seed,
-            [row],
-            facts,
-            test_logits.numpy(),
-            val_logits.numpy(),
-            scores.numpy()[None].astype(np.float32),
-        )
-        for seed in job.seeds
-    ]
+    logits = (test_logits.numpy(), val_logits.numpy())
+    whole = scores.numpy()[None].astype(np.float32)
+    return [SeedResult(seed, [row], facts, *logits, whole) for seed in job.seeds]
 
 
 def obstacle(bench: Bench, candidate: str) -> str:

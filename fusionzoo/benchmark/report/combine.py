@@ -35,9 +35,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     """
     require_packages()
     if len(folders) < 2:
-        raise FusionZooError(
-            "--combine needs two reports or more: --combine '[report_a, report_b]'"
-        )
+        raise FusionZooError("--combine needs two reports or more: '[report_a, report_b]'")
     reports = [_read(folder) for folder in folders]
     every = dict.fromkeys(name for _, _, scores in reports for name in scores)
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
@@ -143,7 +141,6 @@ def _page(
     names: Sequence[str],
     ranking: Ranking,
 ) -> str:
-
     svg = plots.critical_difference(names, ranking)
     page = template("combined.html", PACKAGE)
     return str(page.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__))

@@ -58,25 +58,22 @@ SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 PAGE = (
     *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
     *("p", "outcome"),
+    *("missing", "lost", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
     *(
-        "missing",
-        "lost",
-        "family",
-        "source",
-        "macro_f1",
-        "ece_marked",
-        "parameters",
-        "seconds",
         "macs",
+        "latency",
+        "speed",
+        "memory",
+        "ece_debiased",
+        "ece_if_calibrated",
+        "calibration",
+        "brier",
     ),
-    *("latency", "speed", "memory", "ece_debiased", "ece_if_calibrated", "calibration", "brier"),
     *("nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
-    "ece_debiased",
-    *("ece_if_calibrated", "calibration"),
-    *("gain_with_interval", "p", "source"),
+    *("ece_debiased", "ece_if_calibrated", "calibration", "gain_with_interval", "p", "source"),
 )
 TERMINAL = ("candidate", "metric", "over_splits", "interval", "untuned", "gain_with_interval")
 
@@ -219,13 +216,11 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FusionZooError(f"--external {path}: {error}") from None
     for needed in ("candidate", metric):
-        if needed not in header:
+        if header.count(needed) != 1:
             raise FusionZooError(
-                f"--external {path} has no column {needed!r}: it needs `candidate,{metric}`, and"
-                " may have low, high, source"
+                f"--external {path} has no column {needed!r}, or twice: it needs"
+                f" `candidate,{metric}`, and may have low, high, source"
             )
-        if header.count(needed) > 1:
-            raise FusionZooError(f"--external {path} has the column {needed!r} twice")
     for name in header:
         if name not in known:
             raise FusionZooError(
@@ -473,10 +468,7 @@ def paper_table(
     names = [*TEXT, *_worst_columns(lines, metric)]
     shown = present_columns(lines, metric, names)
     header, rows = text_table(lines, metric, names)
-    bold = []
-    for line in lines:
-        bold.append([_is_best(line, lines, column) for column in shown])
-    return header, rows, bold
+    return header, rows, [[_is_best(x, lines, column) for column in shown] for x in lines]
 
 
 def _is_best(line: Line, lines: Sequence[Line], column: Column) -> bool:

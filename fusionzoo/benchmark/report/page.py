@@ -62,7 +62,7 @@ HIGHLIGHTED = 4  # fusions drawn in colour where all are drawn
 def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
     """Return each plot with its table; those that the data does not allow are left out."""
     content = {
-        "leaderboard": _leaderboard(summary),
+        "leaderboard": {"table": _table(summary.leaderboard)},
         "intervals": _intervals(summary, metric),
         "ranks": _ranks(summary),
         "missing": _missing(summary, metric),
@@ -142,12 +142,6 @@ def highlighted(summary: Summary) -> list[str]:
     return list(dict.fromkeys([*first, *names]))[:HIGHLIGHTED]
 
 
-def _leaderboard(summary: Summary) -> dict[str, Any]:
-    lines = summary.leaderboard
-    header = list(dict.fromkeys(key for line in lines for key in line))
-    return {"table": (header, [[line.get(key, "") for key in header] for line in lines])}
-
-
 def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
     # The baselines without any input stand far below: the dots of the rest would touch.
     lines = [line for line in summary.leaderboard if line["candidate"] not in (MAJORITY, PRIOR)]
@@ -183,10 +177,8 @@ def _ranks(summary: Summary) -> dict[str, Any] | None:
 def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     modalities = list(summary.bench.modalities)
     fusions = summary.of_kind("fusion")
-    if not fusions:
-        return None
     if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
-        return None  # no subsets were measured
+        return None  # no fusion, or no subsets were measured
     panels = {
         title: {
             fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
@@ -237,15 +229,10 @@ def _calibration(summary: Summary) -> dict[str, Any] | None:
     candidates = [summary.candidate(x.name) for x in (chosen, best) if x]
     names = {candidate.name for candidate in candidates}
     candidates += [summary.candidate(name) for name in highlighted(summary) if name not in names]
-    candidates = candidates[:4]
-    target = summary.target
+    candidates, target = candidates[:4], summary.target
     bins = {candidate.name: reliability_of(candidate, target) for candidate in candidates}
-    risks = {
-        candidate.name: np.mean(
-            [risk_coverage(x, target).numpy() for x in candidate.logits], axis=0
-        )
-        for candidate in candidates
-    }
+    curves = {x.name: [risk_coverage(y, target).numpy() for y in x.logits] for x in candidates}
+    risks = {name: np.mean(by_seed, axis=0) for name, by_seed in curves.items()}
     rows = [[name, *line] for name, lines in bins.items() for line in lines]
     header = ["candidate", "confidence", "accuracy", "count"]
     return {"svg": plots.calibration(bins, risks), "table": (header, rows)}
@@ -307,8 +294,10 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
 def presence_table(figures: Mapping[str, Any]) -> Table | None:
     """Return the figures by which modalities a sample has; None where none lacks any."""
     lines = figures.get("presence")
-    if not lines:
-        return None
+    return _table(lines) if lines else None
+
+
+def _table(lines: Sequence[Mapping[str, Any]]) -> Table:
     header = list(dict.fromkeys(key for line in lines for key in line))
     return header, [[line.get(key, "") for key in header] for line in lines]
 
@@ -330,20 +319,13 @@ def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) ->
     for stage in figures.get("stages", ()):
         gain, words = stage["gain"], ""
         if gain is not None:
-            mean, low, high = (
-                metric.difference(gain[key]) for key in ("difference", "low", "high")
+            mean, low, high = map(
+                metric.difference, (gain[x] for x in ("difference", "low", "high"))
             )
             words = f"{mean} ({low} to {high})"
-        rows.append(
-            [
-                stage["stage"],
-                duration(seconds.get(stage["stage"], 0.0)),
-                decimal(stage["mean"]),
-                stage["chosen_on_validation"] or "",
-                words,
-                stage["leader"] or "",
-            ]
-        )
+        took, name = duration(seconds.get(stage["stage"], 0.0)), stage["chosen_on_validation"] or ""
+        cells = [stage["stage"], took, decimal(stage["mean"]), name, words, stage["leader"] or ""]
+        rows.append(cells)
     return rows
 
 
@@ -353,9 +335,8 @@ def require_packages() -> None:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise FusionZooError(
-            f"the report needs {error.name}: pip install 'fusionzoo[benchmark]'"
-        ) from None
+        words = f"the report needs {error.name}: pip install 'fusionzoo[benchmark]'"
+        raise FusionZooError(words) from None
 
 
 def write(
@@ -365,7 +346,6 @@ def write(
 
     `figures` are those of `verdict.figures`, `laps` the seconds of each part of the benchmark.
     """
-
     write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
     write_text(out / "table.md", markdown(figures))
     write_text(out / "table.tex", latex(figures))
@@ -430,9 +410,7 @@ class Report:
             raise FusionZooError(f"{folder} holds no finished report: {path} is not there")
         figures = json.loads(path.read_text(encoding="utf-8"))
         if "leaderboard" not in figures:
-            raise FusionZooError(
-                f"{folder} is a combination of reports; name the reports it was made of"
-            )
+            raise FusionZooError(f"{folder} combines reports: name the reports it was made of")
         figures["leaderboard"] = [
             {key: math.nan if value is None else value for key, value in line.items()}
             for line in figures["leaderboard"]

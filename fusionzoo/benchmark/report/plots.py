@@ -53,12 +53,8 @@ DOT = 3.0  # half the width of a dot, with a margin
 OFFSETS = [
     (x, y, side)
     for distance in range(0, 40, 10)
-    for x, y, side in (
-        (4, 1 + distance, "left"),
-        (4, -12 - distance, "left"),
-        (-4, 1 + distance, "right"),
-        (-4, -12 - distance, "right"),
-    )
+    for x, side in ((4, "left"), (-4, "right"))
+    for y in (1 + distance, -12 - distance)
 ]
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -209,21 +205,13 @@ class Box(NamedTuple):
 
     def overlaps(self, other: Box) -> bool:
         """Return whether two boxes share an area."""
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.bottom < other.top
-            and other.bottom < self.top
-        )
+        beside = self.left < other.right and other.left < self.right
+        return beside and self.bottom < other.top and other.bottom < self.top
 
     def inside(self, frame: Box) -> bool:
         """Return whether the box lies within a frame, or at most a line of text above it."""
-        return (
-            self.left >= frame.left
-            and self.right <= frame.right
-            and self.bottom >= frame.bottom
-            and self.top <= frame.top + FONT_SIZE
-        )
+        beside = frame.left <= self.left and self.right <= frame.right
+        return beside and frame.bottom <= self.bottom and self.top <= frame.top + FONT_SIZE
 
 
 def tick_values(low: float, high: float, most: int = 5) -> list[float]:
@@ -497,8 +485,7 @@ def corruptions(
     metric: str,
 ) -> Any:
     """Draw the score over severity: rows of panels for each modality, a panel per corruption."""
-    most = max(len(by_corruption) for by_corruption in panels.values())
-    columns = min(most, COLUMNS)
+    columns = min(max(len(by_corruption) for by_corruption in panels.values()), COLUMNS)
     slots: list[tuple[str, str] | None] = []
     for modality, by_corruption in panels.items():
         slots += [(modality, corruption) for corruption in by_corruption]
@@ -515,10 +502,7 @@ def corruptions(
 
 @rendered("score over the share of missing values")
 def missing(
-    panels: Mapping[str, Curves],
-    rates: Sequence[float],
-    highlighted: Sequence[str],
-    metric: str,
+    panels: Mapping[str, Curves], rates: Sequence[float], highlighted: Sequence[str], metric: str
 ) -> Any:
     """Draw the expected score over the share of samples that lack a modality."""
     figure, grid = panel_grid([True] * len(panels), 1.6)

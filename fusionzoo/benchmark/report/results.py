@@ -30,15 +30,8 @@ BEST_PRESENT = "best single that is present"
 CHOSEN, ENSEMBLE = "fusion by validation", "ensemble of seeds"
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-ACRONYMS = {
-    "mae": "MAE",
-    "mse": "MSE",
-    "rmse": "RMSE",
-    "map": "mAP",
-    "sample_f1": "sample F1",
-    "auroc": "AUROC",
-    "r2": "R²",
-}
+ACRONYMS = {x: x.upper() for x in ("mae", "mse", "rmse", "auroc")}
+ACRONYMS |= {"map": "mAP", "r2": "R²"}
 
 
 class Cell(NamedTuple):
@@ -62,9 +55,7 @@ class CandidateResults:
     """All results of one candidate, seed by seed."""
 
     name: str
-    # fusion | single | baseline
-    # | chosen (made of the fusions that validation data chose)
-    kind: str
+    kind: str  # fusion, single, baseline, or chosen: made of the fusions that validation data chose
     family: str
     seeds: list[int]
     logits: Tensor  # (S, N, K)
@@ -230,13 +221,11 @@ class Summary:
         first, second = (x.scores[:, rows] for x in (a, b))
         share = self.bench.test_share
         weights = None if self.weights is None else self.weights[rows]
-        comparison = statistics.compare(
-            first, second, groups=groups, test_share=share, weights=weights
-        )
+        found = statistics.compare(first, second, groups=groups, test_share=share, weights=weights)
         if weights is not None:
-            return comparison
+            return found
         once = self.first_tests[rows]
-        return comparison._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
+        return found._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
 
     @cached_property
     def damaged_groups(self) -> list[str]:
@@ -424,15 +413,13 @@ def corruption_curves(candidate: CandidateResults, modality: str) -> dict[str, l
         if row["modality"] == modality and row["severity"]
     )
     undamaged = candidate.mean(corruption="undamaged")  # on the samples that are damaged elsewhere
+    at = severities(candidate)[1:]
     return {
-        corruption: [
+        name: [
             undamaged,
-            *(
-                candidate.mean(modality=modality, corruption=corruption, severity=severity)
-                for severity in severities(candidate)[1:]
-            ),
+            *(candidate.mean(modality=modality, corruption=name, severity=x) for x in at),
         ]
-        for corruption in corruptions
+        for name in corruptions
     }
 
 

@@ -47,12 +47,7 @@ DIFFERENCES = ("gain", "difference")
 
 
 def with_subgroups(bench: Bench, dataset: PairedDataset) -> Bench:
-    """Return the bench with the groups of its samples, by the columns that `--subgroups` names.
-
-    Raises:
-        FusionZooError: the data has no such column, or it has one group or too many among the
-            tested samples
-    """
+    """Return the bench with the groups of its samples, by the columns that `--subgroups` names."""
     if not bench.cfg.subgroups:
         return bench
     tested = sorted({row for fold in bench.folds for row in fold.test.tolist()})
@@ -78,10 +73,8 @@ def worst_groups(summary: Summary, candidate: CandidateResults) -> dict[str, flo
         }
         if len(scores) > 1:
             worst = min(scores, key=lambda name: scores[name])
-            line |= {
-                WORST + column: summary.bench.metric.shown(scores[worst]),
-                NAME + column: worst,
-            }
+            shown = summary.bench.metric.shown(scores[worst])
+            line |= {WORST + column: shown, NAME + column: worst}
     return line
 
 

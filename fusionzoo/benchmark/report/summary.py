@@ -22,14 +22,7 @@ from fusionzoo.fusion import fusion_info
 from fusionzoo.targets import mean_prediction
 
 from ..bench import Bench, Condition, damaged_rows, learned_rows, sample_scores, tasks_of
-from ..candidates import (
-    EVERYTHING,
-    fusion_of,
-    is_fitted,
-    is_single,
-    modalities_of,
-    single_modality,
-)
+from ..candidates import EVERYTHING, fusion_of, is_fitted, is_single, modalities_of, single_modality
 from ..examine import score_row, takes_part
 from ..fitted.run import prior_logits
 from ..schedule import JobResult, Results
@@ -484,8 +477,7 @@ def renaming_p(predictions: Tensor, target: Tensor, classes: int) -> float:
     generator = np.random.default_rng(0)
     names = generator.permuted(np.tile(np.arange(classes), (RENAMINGS, 1)), axis=1)
     renamed = excess[np.arange(classes), names].sum(1)
-    at_least = int((renamed >= np.trace(excess) - 1e-12).sum())
-    return (at_least + 1) / (RENAMINGS + 1)
+    return (int((renamed >= np.trace(excess) - 1e-12).sum()) + 1) / (RENAMINGS + 1)
 
 
 def _figures(accuracies: dict[str, float], chance: float, limit: float, samples: int) -> str:

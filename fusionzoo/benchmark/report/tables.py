@@ -114,7 +114,5 @@ def _escape(text: str) -> str:
 
 def _code(words: str) -> str:
     """Escape words for LaTeX; what stands between backticks is set as code."""
-    parts = words.split("`")
-    return "".join(
-        rf"\texttt{{{_escape(x)}}}" if i % 2 else _escape(x) for i, x in enumerate(parts)
-    )
+    parts = enumerate(map(_escape, words.split("`")))
+    return "".join(rf"\texttt{{{x}}}" if number % 2 else x for number, x in parts)

@@ -53,6 +53,7 @@ from .subgroups import figures_by_group
 from .summary import controls
 
 FEWEST_SAMPLES = 10  # for an interval
+GAIN = ("difference", "low", "high", "p")  # of a comparison
 MISSING, LOST = "missing", "lost parts"
 DROPOUT = "modality_dropout"  # the training strategy that removes modalities
 
@@ -156,8 +157,7 @@ def _external_figures(summary: Summary) -> dict[str, dict[str, Any]]:
             f"`{other.name}`, others' predictions, against the fusion chosen on validation data:"
             f" {_points(summary.bench.metric, comparison)}, {_chance(comparison.p)}"
         )
-        keys = ("difference", "low", "high", "p")
-        found[other.name] = {"words": words, **{key: getattr(comparison, key) for key in keys}}
+        found[other.name] = {"words": words, **_gain_figures(comparison)}
     return found
 
 
@@ -207,12 +207,11 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
 
 def _single_figures(summary: Summary, chosen: Choice, best: CandidateResults) -> dict[str, Any]:
     """Return the gain over the best single modality, and what it is made of."""
-    gain = summary.compare(chosen.results, best)._asdict()
     return {
         "single_by_fold": choose(summary, summary.of_kind("single"), "").by_fold,
         "best_single": single_modality(best.name),
         "best_single_row": best.name,
-        "gain": {key: gain[key] for key in ("difference", "low", "high", "p")},
+        "gain": _gain_figures(summary.compare(chosen.results, best)),
         **_presence_figures(summary, chosen, best),
     }
 
@@ -303,11 +302,9 @@ def _presence_figures(
     parts = coverage(summary, choice, best)
     if parts is None:
         return {}
-    keys = ("difference", "low", "high", "p")
-    of_fusion = {"samples": parts.samples}
     return {
-        "coverage": {key: parts.coverage._asdict()[key] for key in keys},
-        "fusion_of_several": of_fusion | {key: parts.fusion._asdict()[key] for key in keys},
+        "coverage": _gain_figures(parts.coverage),
+        "fusion_of_several": {"samples": parts.samples, **_gain_figures(parts.fusion)},
         "presence": _by_presence(summary, choice, best),
     }
 
@@ -326,9 +323,13 @@ def _everything_figures(summary: Summary, chosen: Choice) -> dict[str, dict[str,
     compared = _against_everything(summary, chosen)
     if compared is None:
         return {}
-    everything, gain = compared[0], compared[1]._asdict()
+    everything, gain = compared
     names = {"name": everything.name, "by_fold": everything.by_fold}
-    return {"everything": names | {key: gain[key] for key in ("difference", "low", "high", "p")}}
+    return {"everything": names | _gain_figures(gain)}
+
+
+def _gain_figures(comparison: Comparison) -> dict[str, float]:
+    return {key: getattr(comparison, key) for key in GAIN}
 
 
 def _everything_words(summary: Summary, chosen: Choice) -> list[str]:
@@ -426,9 +427,7 @@ def _what_helps(parts: Coverage | None) -> str:
     if fuses == "win":
         return "Fusion helps"
     if covers == "win":
-        return "Coverage helps, " + (
-            "fusion hurts" if fuses == "loss" else "fusion is not shown to"
-        )
+        return f"Coverage helps, fusion {'hurts' if fuses == 'loss' else 'is not shown to'}"
     return "Several modalities help, by coverage or by fusion"
 
 
@@ -493,13 +492,12 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
         ties = leader.get("outcome") == "tie"
         words += f"; it cannot be told apart from {single}." if ties else "."
     sentences = [words]
-    if several:
+    if several and len(tied) > 1:
         others = f"{len(tied) - 1} other fusion{'s' if len(tied) > 2 else ''}"
-        sentences.append(
-            f"{others} cannot be told apart from {name}."
-            if len(tied) > 1
-            else f"Every other fusion scores significantly below {name} (Holm-corrected)."
-        )
+        sentences.append(f"{others} cannot be told apart from {name}.")
+    elif several:
+        below = f"Every other fusion scores significantly below {name} (Holm-corrected)."
+        sentences.append(below)
     for line in table:
         if line["candidate"] in (MAJORITY, PRIOR) and line["score"] > score + 1e-9:
             share = f"{metric.shown(line['score']):.3f}"
@@ -529,21 +527,15 @@ def under_dropout(summary: Summary) -> dict[str, Any] | None:
     if not candidates:
         return None
     metric = metric_name(summary.bench.metric.name)
-    titles = [
-        metric,
-        *(x for x in (MISSING, LOST) if any(x in _scores(summary, s) for s in candidates)),
-    ]
+    known = {title for candidate in candidates for title in _scores(summary, candidate)}
+    titles = [metric, *(title for title in (MISSING, LOST) if title in known)]
     rows, numbers = [], []
     for candidate in candidates:
         intervals = _intervals(summary, candidate)
         changes = _changes(summary, candidate, whole.get(parse(candidate.name).base))
-        rows.append(
-            [
-                candidate.name,
-                *(_value(summary, intervals.get(title)) for title in titles),
-                *(_change(summary, changes.get(title)) for title in titles),
-            ]
-        )
+        values = [_value(summary, intervals.get(title)) for title in titles]
+        changed = [_change(summary, changes.get(title)) for title in titles]
+        rows.append([candidate.name, *values, *changed])
         both = [x.get(title) for x in (intervals, changes) for title in titles]
         numbers.append([candidate.name, *(x for interval in both for x in interval or ("",) * 3)])
     changed = [f"change of {title}" for title in titles]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
@@ -18,6 +18,7 @@ from fusionzoo.datasets.tables.paths import Refusal, collecting
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
 
+from ..data_convert import PLUGINS
 from .checks import (
     absent_class,
     blank,
@@ -36,11 +37,16 @@ from .checks import (
     unreadable,
 )
 from .copies import duplicates
-from .scan import SEVERITIES, AuditReport, Check, Describe, Finding, ScannedData, scan_values
-
-if TYPE_CHECKING:
-    from .scan import AuditReport
-
+from .scan import (
+    SEVERITIES,
+    AuditReport,
+    Check,
+    Describe,
+    Finding,
+    ScannedData,
+    counted,
+    scan_values,
+)
 
 # Findings of equal severity are shown in this order.
 CHECKS: tuple[Check, ...] = (
@@ -62,7 +68,6 @@ DATA is a data set's name, a file, a folder or a URL of shards. Classes are show
 """
 UNFIT = 1  # exit code
 DATA = "data set and its settings (required): `fusionzoo data list`"
-PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
 def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Refusal]]:
@@ -176,14 +181,13 @@ def print_report(report: AuditReport) -> None:
         header = ("severity", "finding", "column", "samples", "more")
         print_table(f"Findings in {dataset.source}", header, rows)
     errors = sum(finding.severity == "error" for finding in report.findings)
-    verdict = "fit" if report.fit else f"not fit: {errors} error{'' if errors == 1 else 's'}"
+    verdict = "fit" if report.fit else f"not fit: {counted(errors, 'error')}"
     seconds = sum(report.seconds.values())
     print(f"{dataset.source}: {len(dataset):,} samples, {verdict} (checked in {seconds:.1f} s)")
 
 
 def _show(cfg: ShowConfig) -> int:
     from .page import pick_rows, write_contact_sheet
-    from .scan import ScannedData
 
     dataset, refusals = open_leniently(_settings(cfg))
     scan = ScannedData(dataset=dataset, refusals=refusals, values={}, files_are_listed=False)

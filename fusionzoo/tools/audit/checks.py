@@ -46,9 +46,7 @@ REFUSALS = {  # kind of refusal -> what it is, what to do
     "file": ("file that does not fit into the folder's layout", "move or remove these files"),
 }
 # Characters that the bytes 80 to FF of UTF-8 become when read as Latin-1 or cp1252.
-HIGH = "\u0080-\u00ff" + "".join(
-    bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)
-)
+HIGH = "\u0080-\u00ff" + "".join(bytes([x]).decode("cp1252", "ignore") for x in range(0x80, 0xA0))
 RUN = re.compile(f"[{HIGH}]{{2,}}")
 REPLACEMENT = "\ufffd"
 MOST_IMBALANCE = 10  # the largest class over the smallest
@@ -76,23 +74,18 @@ def refused(scan: ScannedData) -> Iterator[Finding]:
     for kind, column in keys:
         refusals = [x for x in scan.refusals if (x.kind, x.column) == (kind, column)]
         noun, advice = REFUSALS[kind]
+        first, _, rest = noun.partition(" ")
         details = {x.row: x.message for x in refusals if x.row is not None}
         yield Finding(
             check=kind,
             severity="error",
             modality=column,
-            message=f"{_first_plural(len(refusals), noun)}: {refusals[0].message}",
+            message=f"{counted(len(refusals), first)} {rest}: {refusals[0].message}",
             advice=advice,
             groups=singles(details),
             details=details,
             files=tuple(x.message for x in refusals if x.row is None)[:MAX_LISTED],
         )
-
-
-def _first_plural(count: int, noun: str) -> str:
-    """Write a number with a noun whose first word has a plural."""
-    first, _, rest = noun.partition(" ")
-    return f"{counted(count, first)} {rest}"
 
 
 def unreadable(scan: ScannedData) -> Iterator[Finding]:
@@ -150,12 +143,11 @@ def near_empty_text(scan: ScannedData) -> Iterator[Finding]:
         letters, usual = values.numbers["letters"], np.median(values.numbers["words"])
         chosen = letters < (FEW_LETTERS if usual >= USUAL_WORDS else 1)
         # A letter of a script without an alphabet may be a word.
-        chosen &= np.array([text.isascii() or n == 0 for text, n in _texts(values, letters)])
+        pairs = list(zip(values.texts, letters, strict=True))
+        chosen &= np.array([text.isascii() or n == 0 for text, n in pairs])
         rows = values.rows[chosen]
         if len(rows):
-            texts = [
-                text for text, is_chosen in zip(values.texts, chosen, strict=True) if is_chosen
-            ]
+            texts = [values.texts[place] for place in np.flatnonzero(chosen)]
             yield Finding(
                 check="near_empty_text",
                 severity="warning",
@@ -165,10 +157,6 @@ def near_empty_text(scan: ScannedData) -> Iterator[Finding]:
                 groups=singles(rows),
                 details=dict(zip(rows.tolist(), map(repr, texts), strict=True)),
             )
-
-
-def _texts(values: Values, numbers: np.ndarray) -> Iterator[tuple[str, float]]:
-    return zip(values.texts, numbers, strict=True)
 
 
 def encoding_damage(scan: ScannedData) -> Iterator[Finding]:
@@ -302,10 +290,10 @@ def splits(scan: ScannedData) -> Iterator[Finding]:
             severity: Severity = "error" if name == "train" else "warning"
             advice = "assign samples to it, or remove the split column for a split by hash"
             if name == "val":
-                severity, advice = (
-                    "note",
+                severity = "note"
+                advice = (
                     "nothing to do: training holds out a tenth of train (--data.val_share), or with"
-                    " --train.select last needs none",
+                    " --train.select last needs none"
                 )
             yield Finding(
                 check="missing_split",
@@ -366,10 +354,8 @@ def missing_rates(scan: ScannedData) -> Iterator[Finding]:
                 message=f"{missing.mean():.0%} of the samples have no {modality}",
                 advice="train with --balance modality_dropout, or leave the modality out",
             )
-        for noun, groups, chosen in (
-            ("class", labels, scan.classes),
-            ("split", names, scan.split_names),
-        ):
+        by = (("class", labels, scan.classes), ("split", names, scan.split_names))
+        for noun, groups, chosen in by:
             rates = {name: float(missing[groups == name].mean()) for name in chosen}
             if len(rates) > 1 and _differ(missing, groups, chosen):
                 high, low = max(rates, key=rates.__getitem__), min(rates, key=rates.__getitem__)
@@ -433,14 +419,12 @@ def _giveaway(
         for label, (word, inside, outside) in list(words.items())[:MAX_SHOWN]
     ]
     more = f", and {len(words) - MAX_SHOWN} more classes" if len(words) > MAX_SHOWN else ""
-    predicate = (
-        "names the class" if name == "class_name_in_text" else "predicts the class by one word"
-    )
+    verb = "names the class" if name == "class_name_in_text" else "predicts the class by one word"
     return Finding(
         check=name,
         severity="warning",
         modality=values.name,
-        message=f"{values.name} {predicate}: {'; '.join(shown)}{more}",
+        message=f"{values.name} {verb}: {'; '.join(shown)}{more}",
         advice="remove the words unless texts at prediction time have them too",
         groups=singles(sorted(examples)),
     )

@@ -60,14 +60,11 @@ def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np
     weights = (1 << np.arange(num_bits)).astype(np.uint32)
     keys = (bits.reshape(-1, BANDS, num_bits) * weights).sum(-1, dtype=np.uint32)
     pairs = valid[_close_codes(bucket_pairs(keys), np.packbits(bits, axis=1))]
-    cosines = np.concatenate(
-        [np.zeros(0, np.float32)]
-        + [
-            np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]])
-            for part in _parts(pairs, CHUNK)
-        ]
-    )
-    return pairs[cosines >= least], cosines[cosines >= least]
+    cosines = [np.zeros(0, np.float32)]
+    for part in _parts(pairs, CHUNK):
+        cosines.append(np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]]))
+    found = np.concatenate(cosines)
+    return pairs[found >= least], found[found >= least]
 
 
 def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
@@ -160,11 +157,8 @@ def _whole_samples(scan: ScannedData, reported: list[tuple[int, ...]]) -> Iterat
     for number, group in enumerate(reported):
         for row in group:
             known.setdefault(row, set()).add(number)
-    groups = [
-        group
-        for group in _across(scan, [tuple(rows) for rows in members.values()])
-        if not set.intersection(*(known.get(row, set()) for row in group))
-    ]
+    groups = _across(scan, [tuple(rows) for rows in members.values()])
+    groups = [x for x in groups if not set.intersection(*(known.get(row, set()) for row in x))]
     if groups:
         number = sum(map(len, groups))
         yield Finding(
@@ -248,8 +242,7 @@ def _exact_pairs(values: Values) -> Pairs:
     _, first, inverse = np.unique(values.digests, return_index=True, return_inverse=True)
     positions = np.flatnonzero(_comparable(values))
     firsts = first[inverse.ravel()][positions]
-    pairs = np.stack([firsts, positions], axis=1)
-    return pairs[firsts != positions].astype(np.int64)
+    return np.stack([firsts, positions], axis=1)[firsts != positions].astype(np.int64)
 
 
 def _comparable(values: Values) -> NDArray[np.bool_]:

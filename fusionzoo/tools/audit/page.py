@@ -63,27 +63,17 @@ def write_report(report: AuditReport, path: Path) -> None:
     """Write the page of an audit."""
     counts = Counter(finding.severity for finding in report.findings)
     dataset = report.scan.dataset
-    write_text(
-        path,
-        template("page.html", PACKAGE).render(
-            title=f"Audit of {dataset.source}",
-            report=report,
-            dataset=dataset,
-            counts=counts,
-            splits=_split_sizes(report.scan),
-            findings=[_finding(report, finding) for finding in report.findings],
-            facts=[_with_bars(table) for table in report.facts],
-            seconds=sum(report.seconds.values()),
-            version=__version__,
-        ),
+    page = template("page.html", PACKAGE).render(
+        title=f"Audit of {dataset.source}",
+        report=report,
+        dataset=dataset,
+        counts=counts,
+        splits=_split_sizes(report.scan),
+        findings=[_finding(report, finding) for finding in report.findings],
+        facts=[_with_bars(table) for table in report.facts],
+        seconds=sum(report.seconds.values()),
+        version=__version__,
     )
-
-
-def write_sheet(scan: ScannedData, rows: list[int], path: Path) -> None:
-    """Write a contact sheet of some rows as a page."""
-    samples = [_sample(scan, row, None) for row in rows]
-    title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
-    page = template("sheet.html", PACKAGE).render(title=title, samples=samples, version=__version__)
     write_text(path, page)
 
 
@@ -95,19 +85,14 @@ def _split_sizes(scan: ScannedData) -> list[tuple[str, int]]:
 
 def _finding(report: AuditReport, finding: Finding) -> dict[str, Any]:
     names = [finding.modality] if finding.modality in report.scan.dataset.modalities else None
-    groups = [
-        [
-            _sample(report.scan, row, names, finding.details.get(row, ""))
-            for row in group[:MAX_MEMBERS]
-        ]
-        for group in finding.groups[:MAX_GROUPS]
-    ]
-    shown = len({row for group in finding.groups[:MAX_GROUPS] for row in group[:MAX_MEMBERS]})
+    scan, details = report.scan, finding.details
+    shown = [group[:MAX_MEMBERS] for group in finding.groups[:MAX_GROUPS]]
+    groups = [[_sample(scan, x, names, details.get(x, "")) for x in group] for group in shown]
     return {
         "finding": finding,
         "name": NAMES.get(finding.check, finding.check),
         "groups": groups,
-        "more": len(finding.rows) - shown,
+        "more": len(finding.rows) - len({row for group in shown for row in group}),
         "files": finding.files[:MAX_FILES],
         "more_files": max(0, len(finding.files) - MAX_FILES),
     }
@@ -152,7 +137,9 @@ def write_contact_sheet(scan: ScannedData, rows: list[int], path: Path) -> None:
     """Write some rows as .html or .png."""
     suffix = path.suffix.lower()
     if suffix in (".html", ".htm"):
-        write_sheet(scan, rows, path)
+        title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
+        samples, page = [_sample(scan, row, None) for row in rows], template("sheet.html", PACKAGE)
+        write_text(path, page.render(title=title, samples=samples, version=__version__))
     elif suffix == ".png":
         image = draw_sheet(scan, rows)
         with replacing(path) as partial:

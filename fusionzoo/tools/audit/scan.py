@@ -63,11 +63,8 @@ def measure(kind: str, value: Any) -> Measurement:
     """Measure a decoded value, or several images or clips."""
     if isinstance(value, list):
         return _combined([measure(kind, item) for item in value])
-    measures: dict[str, Callable[[Any], Measurement]] = {
-        "image": measure_image,
-        "text": measure_text,
-        "audio": measure_audio,
-    }
+    measures: dict[str, Callable[[Any], Measurement]]
+    measures = {"image": measure_image, "text": measure_text, "audio": measure_audio}
     return measures.get(kind, measure_array)(value)
 
 
@@ -75,9 +72,8 @@ def _combined(items: list[Measurement]) -> Measurement:
     """Measure several images or clips: blank or silent if all are, as long as all together."""
     combine: dict[str, Callable[[list[float]], float]] = {"spread": max, "peak": max}
     combine |= {"width": min, "height": min}
-    numbers = {
-        key: combine.get(key, sum)([x.numbers[key] for x in items]) for key in items[0].numbers
-    }
+    keys = items[0].numbers
+    numbers = {key: combine.get(key, sum)([x.numbers[key] for x in items]) for key in keys}
     digest = hashlib.blake2b(b"".join(x.digest for x in items), digest_size=16).digest()
     prints = [x.print for x in items if x.print is not None]
     mean = np.mean(prints, axis=0).round().astype(prints[0].dtype) if prints else None
@@ -92,11 +88,8 @@ def measure_image(image: torch.Tensor) -> Measurement:
     pixels = pixels.float()
     grey = adaptive_avg_pool2d(pixels.mean(1, keepdim=True), GRID)[0].flatten()
     colours = adaptive_avg_pool2d(pixels, COLOURS)[0].flatten()
-    numbers = {
-        "width": float(width),
-        "height": float(height),
-        "spread": float(image.float().std(dim=(1, 2), correction=0).max()),
-    }
+    spread = float(image.float().std(dim=(1, 2), correction=0).max())
+    numbers = {"width": float(width), "height": float(height), "spread": spread}
     cells = torch.cat([grey, colours]).round().clamp(0, 255).to(torch.uint8).numpy()
     content = image.contiguous().numpy()
     return Measurement(_digest(content.shape, content), numbers, cells)
@@ -108,19 +101,15 @@ def normalised(text: str) -> str:
     >>> normalised("  The CAT, sat!  ")
     'the cat sat'
     """
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(re.findall(r"\w+", folded))
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def measure_text(text: str) -> Measurement:
     """Measure text: words, letters and digits, MinHash (Broder 1997) of its 5-character pieces."""
     plain = normalised(text)
     letters = len(plain) - plain.count(" ") - plain.count("_")
-    numbers = {
-        "words": float(plain.count(" ") + 1 if plain else 0),
-        "characters": float(len(text)),
-        "letters": float(letters),
-    }
+    words = float(plain.count(" ") + 1 if plain else 0)
+    numbers = {"words": words, "characters": float(len(text)), "letters": float(letters)}
     digest = hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=16).digest()
     return Measurement(digest, numbers, minhash(shingles(plain)), text)
 
@@ -128,8 +117,7 @@ def measure_text(text: str) -> Measurement:
 def shingles(plain: str) -> NDArray[np.uint64]:
     """Return the distinct hashes of the text's pieces of `SHINGLE` characters."""
     codes = np.frombuffer(plain.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
-    size = max(1, len(codes) - SHINGLE + 1)
-    mixed = np.zeros(min(size, MAX_SHINGLES), np.uint64)
+    mixed = np.zeros(min(max(1, len(codes) - SHINGLE + 1), MAX_SHINGLES), np.uint64)
     for place in range(min(SHINGLE, len(codes))):
         piece = codes[place : place + len(mixed)]
         mixed = (mixed ^ piece) * np.uint64(0x100000001B3) + np.uint64(0x9E3779B97F4A7C15)
@@ -156,11 +144,8 @@ def measure_audio(clip: Clip) -> Measurement:
         low, high = min(low, float(samples.min())), max(high, float(samples.max()))
         head = samples if start == 0 else head
     active = trimmed(head)
-    numbers = {
-        "seconds": clip.frames / clip.rate,
-        "active": len(active) / clip.rate,
-        "peak": max(0.0, (high - low) / 2),
-    }
+    numbers = {"seconds": clip.frames / clip.rate, "active": len(active) / clip.rate}
+    numbers["peak"] = max(0.0, (high - low) / 2)
     return Measurement(digest.digest(), numbers, fingerprint(active, clip.rate))
 
 
@@ -347,11 +332,7 @@ def _scan_modality(
 
 
 def _gather(
-    name: str,
-    kind: str,
-    rows: list[int],
-    measurements: list[Measurement],
-    errors: dict[int, str],
+    name: str, kind: str, rows: list[int], measurements: list[Measurement], errors: dict[int, str]
 ) -> Values:
     keys = measurements[0].numbers if measurements else {}
     prints = [x.print for x in measurements if x.print is not None]
@@ -413,11 +394,8 @@ class AuditReport:
     def place(self, row: int) -> dict[str, Any]:
         """Return row number, id and split of a sample."""
         table = self.scan.dataset.table
-        return {
-            "row": self.scan.row_number(row),
-            "id": table["id"][row].as_py(),
-            "split": table["split"][row].as_py(),
-        }
+        place = {name: table[name][row].as_py() for name in ("id", "split")}
+        return {"row": self.scan.row_number(row), **place}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, with every row of every finding."""
@@ -441,16 +419,9 @@ class AuditReport:
             [{**self.place(row), "detail": finding.details.get(row, "")} for row in group]
             for group in finding.groups
         ]
-        return {
-            "check": finding.check,
-            "severity": finding.severity,
-            "modality": finding.modality,
-            "message": finding.message,
-            "advice": finding.advice,
-            "samples": len(finding.rows),
-            "groups": groups,
-            "files": list(finding.files),
-        }
+        names = ("check", "severity", "modality", "message", "advice")
+        facts = {name: getattr(finding, name) for name in names} | {"samples": len(finding.rows)}
+        return {**facts, "groups": groups, "files": list(finding.files)}
 
 
 class Check(Protocol):

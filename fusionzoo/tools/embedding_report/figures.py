@@ -101,19 +101,9 @@ def read_sample(
     relevance = _relevance(samples, ids)
     if not any(x.any() for x in usable.values()):
         raise FusionZooError(f"{file.path}: no row has a vector")
-    return EmbeddedSample(
-        name,
-        file,
-        rows,
-        ids,
-        splits,
-        targets,
-        vectors,
-        usable,
-        samples,
-        dict(relevance.content),
-        relevance.groups,
-    )
+    cells = (ids, splits, targets)
+    content, groups = dict(relevance.content), relevance.groups
+    return EmbeddedSample(name, file, rows, *cells, vectors, usable, samples, content, groups)
 
 
 def _cells(file: VectorFile, column: str, rows: NDArray[np.int64]) -> list[Any]:
@@ -209,16 +199,9 @@ def pair_figures(sample: EmbeddedSample) -> list[dict[str, Any]]:
         if both.any():
             a, b = sample.aligned[first][both], sample.aligned[second][both]
             shuffled = b.roll(1, 0) if len(b) > 1 else b
-            lines.append(
-                {
-                    "file": sample.name,
-                    "pair": f"{first} and {second}",
-                    "samples": int(both.sum()),
-                    "alignment": alignment(a, b),
-                    "of_others": alignment(a, shuffled),
-                    "gap": modality_gap(a, b),
-                }
-            )
+            line = {"file": sample.name, "pair": f"{first} and {second}", "samples": len(a)}
+            line |= {"alignment": alignment(a, b), "of_others": alignment(a, shuffled)}
+            lines.append(line | {"gap": modality_gap(a, b)})
     return lines
 
 
@@ -257,8 +240,7 @@ def project(vectors: Any) -> NDArray[np.float32]:
     fit = TSNE(perplexity=perplexity, init="pca", random_state=0, n_jobs=1)
     points = np.asarray(fit.fit_transform(vectors), np.float32)
     low, high = points.min(0), points.max(0)
-    scaled: NDArray[np.float32] = (points - low) / np.maximum(high - low, 1e-9)
-    return scaled
+    return np.asarray((points - low) / np.maximum(high - low, 1e-9), np.float32)
 
 
 def maps_of(sample: EmbeddedSample, most: int) -> list[dict[str, Any]]:

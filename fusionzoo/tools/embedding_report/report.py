@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,6 @@ HOW = {
     " of equal content are one query and one item; items of the same content or group are"
     " relevant. recall@k: share of queries with a relevant item among the first k.",
 }
-
-
 TRAINED_ON = (
     "Rows of the training split are among them, on which a trained model is better than on new"
     " ones: --split test leaves them out."
@@ -158,19 +156,16 @@ def embed_report(
         raise FusionZooError(f"{file.path}: a report needs at least {MIN_ROWS} rows")
     source = open_samples(file, data, plugins)
     notes = [f"Without thumbnails and groups: {source.problem}."] if source.problem else []
-    drawn = draw_rows(file, samples, split)
-    measured = [read_sample(file, drawn, source, file.path.stem)]
+    measured = [read_sample(file, draw_rows(file, samples, split), source, file.path.stem)]
     if other is not None:
-        second = open_vectors(other)
-        measured.append(_same_ids(measured[0], second, source))
+        measured.append(_same_ids(measured[0], open_vectors(other), source))
     if split == "all" and "train" in measured[0].splits:
         notes.append(TRAINED_ON)
-    cka_names, matrix = cka_table(measured)
     report = EmbeddingReport(
         measured,
         [column_figures(sample, column) for sample in measured for column in sample.vectors],
         [line for sample in measured for line in pair_figures(sample)],
-        (cka_names, matrix),
+        cka_table(measured),
         {sample.name: scores for sample in measured if (scores := retrieval(sample))},
         notes,
     )
@@ -186,20 +181,16 @@ def _same_ids(first: EmbeddedSample, file: VectorFile, source: SearchedSamples) 
     name = file.path.stem if file.path.stem != first.name else str(file.path)
     drawn = read_sample(file, rows[order], source, name)
     back = np.argsort(order)
-    ids = [drawn.ids[row] for row in back]
-    assert ids == first.ids
-    return EmbeddedSample(
-        name,
-        file,
-        rows,
-        ids,
-        [drawn.splits[row] for row in back],
-        [drawn.targets[row] for row in back],
-        {n: x[back] for n, x in drawn.vectors.items()},
-        {n: x[back] for n, x in drawn.usable.items()},
-        source,
-        first.content,
-        first.groups,
+    assert [drawn.ids[row] for row in back] == first.ids
+    return replace(
+        first,
+        name=name,
+        file=file,
+        rows=rows,
+        splits=[drawn.splits[row] for row in back],
+        targets=[drawn.targets[row] for row in back],
+        vectors={n: x[back] for n, x in drawn.vectors.items()},
+        usable={n: x[back] for n, x in drawn.usable.items()},
     )
 
 
@@ -222,11 +213,10 @@ def _vector_rows(
 def _pair_rows(pairs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     header = ["modalities", "samples", "alignment", "to other samples", "gap", "file"]
     names = ("alignment", "of_others", "gap")
-    rows = [
+    return header, [
         [x["pair"], f"{x['samples']:,}", *(_number(x[name]) for name in names), x["file"]]
         for x in pairs
     ]
-    return header, rows
 
 
 def _cka_rows(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> list[list[str]]:
@@ -239,11 +229,10 @@ def _retrieval_rows(
     directions: Mapping[str, Mapping[str, Interval]],
 ) -> tuple[list[str], list[list[str]]]:
     header = ["query → items", *next(iter(directions.values()))]
-    rows = [
+    return header, [
         [name.replace("_to_", " → "), *map(_interval, figures.values())]
         for name, figures in directions.items()
     ]
-    return header, rows
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -282,12 +271,11 @@ class EmbedReportConfig:
 
 def embed_report_command(args: Sequence[str]) -> int:
     """Run `fusionzoo embed-report FILE [OTHER] ...`; return 0, or 2 after a user's mistake."""
-    flags, names = list(args), ("embeddings", "other")
-    for number, name in enumerate(names):
-        if number < len(flags) and not flags[number].startswith("-"):
-            flags[number] = f"--{name}={flags[number]}"
-        else:
+    flags = list(args)
+    for number, name in enumerate(("embeddings", "other")):
+        if number >= len(flags) or flags[number].startswith("-"):
             break
+        flags[number] = f"--{name}={flags[number]}"
     return run_command(EmbedReportConfig, HELP, flags, _report)
 
 

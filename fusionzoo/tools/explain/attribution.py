@@ -36,9 +36,8 @@ def exact_shares(evaluate: Evaluate, players: Sequence[str]) -> Shares:
     every = subsets(players)
     scores = dict(zip(every, evaluate(every), strict=True))
     values = shapley(scores, players)
-    return Shares(
-        values, {name: torch.zeros_like(x) for name, x in values.items()}, scores[frozenset()]
-    )
+    errors = {name: torch.zeros_like(x) for name, x in values.items()}
+    return Shares(values, errors, scores[frozenset()])
 
 
 def sampled_shares(
@@ -106,9 +105,7 @@ class Question:
                 f"{did_you_mean(label, labels)} {known}"
             )
         if isinstance(target, OneOf) and len(target.classes) < 2:
-            raise FusionZooError(
-                f"the model knows the class {labels[0]!r} only: nothing to explain"
-            )
+            raise FusionZooError(f"the model knows one class, {labels[0]!r}: nothing to explain")
         return question
 
     @property
@@ -131,9 +128,8 @@ class Question:
         """Return the explained number: (..., N, K), indices (N,) -> (..., N) float64."""
         of_target = self.logits_of_target(logits).cpu()
         if isinstance(self.target, Number):
-            return self.target.predicted(of_target.flatten(0, -2)).unflatten(
-                0, of_target.shape[:-1]
-            )
+            numbers = self.target.predicted(of_target.flatten(0, -2))
+            return numbers.unflatten(0, of_target.shape[:-1])
         if isinstance(self.target, Level):
             levels = torch.tensor([float(x) for x in self.target.classes], dtype=torch.float64)
             above = of_target.sigmoid().cumprod(-1)  # P(level > k)
@@ -146,9 +142,8 @@ class Question:
 
     def unit(self, chosen: int) -> str:
         """Return what the score of a row is, in words."""
-        if self.labels:
-            return f"log-odds of {self.labels[chosen]!r}"
-        return f"units of {self.target.name}"
+        labels = self.labels
+        return f"log-odds of {labels[chosen]!r}" if labels else f"units of {self.target.name}"
 
     def decode(self, logits: Tensor) -> list[Any]:
         """Return the answer of each row, (N, K)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,7 @@ from fusionzoo.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
 from fusionzoo.training.report import Run
 
-from .attribution import (
-    MAX_EXACT,
-    Evaluate,
-    Question,
-    Shares,
-    Subset,
-    exact_shares,
-    sampled_shares,
-)
+from .attribution import MAX_EXACT, Evaluate, Question, Subset, exact_shares, sampled_shares
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
 from .results import Explanation, Explanations, cost_note, summary_rows
 
@@ -143,9 +135,7 @@ def explain_batch(
             modalities={name: float(x[row]) for name, x in shares.values.items()},
             errors={name: float(x[row]) for name, x in shares.errors.items()},
             without={
-                name: answers[place][row]
-                for place, name in enumerate(names, start=1)
-                if present[row][place - 1]
+                n: x[row] for n, x, has in zip(names, answers[1:], present[row], strict=True) if has
             },
             passes={"fusion": num_rows + len(fewer) + 1},
             seconds=seconds,
@@ -165,8 +155,7 @@ def fuse_subsets(
         for first in range(0, len(subsets), at_once):
             chunk = subsets[first : first + at_once]
             repeated = {
-                name: _keep_in(x, [name in subset for subset in chunk])
-                for name, x in features.items()
+                n: _keep_in(x, [n in subset for subset in chunk]) for n, x in features.items()
             }
             logits = model.calibrated_logits(repeated).double().cpu()
             parts.append(logits.unflatten(0, (len(chunk), count)))
@@ -197,12 +186,10 @@ class PartsExplainer:
             for name, kind in model.modalities.items()
             if kind in PARTS and dataset.modalities.get(name) == kind
         }
-        self.methods = {
-            name: f"{parts.method}: {parts.hidden_by}" for name, parts in self.kinds.items()
-        }
-        for name, kind in model.modalities.items():
-            if kind not in PARTS:
-                self.notes.append(f"{name}: values of kind {kind} have no parts to explain")
+        self.methods = {name: f"{x.method}: {x.hidden_by}" for name, x in self.kinds.items()}
+        without = {name: kind for name, kind in model.modalities.items() if kind not in PARTS}
+        for name, kind in without.items():
+            self.notes.append(f"{name}: values of kind {kind} have no parts to explain")
         self.backgrounds: dict[str, list[Any]] = {}
         self.passes: Counter[str] = Counter()
 
@@ -225,10 +212,8 @@ class PartsExplainer:
             if sample is not None:
                 result[number] = self._with_parts(rows[number], sample)
         if count < len(rows):
-            self.notes.append(
-                f"{count} of {len(rows):,} samples, drawn at random, are explained by their parts:"
-                " --samples"
-            )
+            drawn_of = f"{count} of {len(rows):,} samples, drawn at random,"
+            self.notes.append(f"{drawn_of} are explained by their parts: --samples")
         return result
 
     def _with_parts(self, row: Explanation, sample: Sample) -> Explanation:
@@ -244,9 +229,7 @@ class PartsExplainer:
             if sample.values.get(name) is not None:
                 parts[name] = self._explain_value(name, sample.values[name], features, chosen)
         seconds = row.seconds + time.perf_counter() - start
-        return Explanation(
-            **{**vars(row), "parts": parts, "passes": dict(self.passes), "seconds": seconds}
-        )
+        return replace(row, parts=parts, passes=dict(self.passes), seconds=seconds)
 
     def _explain_value(
         self, name: str, value: Any, features: Mapping[str, Features], chosen: Tensor
@@ -289,21 +272,18 @@ class PartsExplainer:
 
             return evaluate
 
-        shares: Shares
+        def evaluate_pair(pair: int) -> Evaluate:
+            return evaluate_with([background[pair % len(background)]])
+
         if len(players) <= MAX_EXACT:
             shares = exact_shares(evaluate_with(background), players)
         else:
-            shares = sampled_shares(
-                lambda pair: evaluate_with([background[pair % len(background)]]),
-                players,
-                max(ORDERS, len(background)),
-                self.cfg.seed,
-            )
+            pairs = max(ORDERS, len(background))
+            shares = sampled_shares(evaluate_pair, players, pairs, self.cfg.seed)
+        means = ((float(of[p].mean()) for of in (shares.values, shares.errors)) for p in players)
         return [
-            PartEffect(
-                x.name, float(shares.values[p].mean()), x.span, float(shares.errors[p].mean())
-            )
-            for p, x in zip(players, places, strict=True)
+            PartEffect(x.name, value, x.span, error)
+            for x, (value, error) in zip(places, means, strict=True)
         ]
 
     def _logits(self, name: str, values: Sequence[Any], features: Mapping[str, Features]) -> Tensor:
@@ -325,12 +305,9 @@ class PartsExplainer:
                 except FusionZooError:
                     items.append([processor.blank()])
                     present.append(False)
-            batch = Batch(
-                [""] * len(items),
-                {name: collate_items(processor, items, processor.blank())},
-                torch.tensor(present)[:, None],
-                None,
-            ).to(model.device)
+            inputs = {name: collate_items(processor, items, processor.blank())}
+            is_there = torch.tensor(present)[:, None]
+            batch = Batch([""] * len(items), inputs, is_there, None).to(model.device)
             with evaluating(model):
                 encoded = {name: encode_rows(encoder, batch.inputs[name], batch.present[:, 0])}
                 every = {m: _keep_in(x, [True] * len(items)) for m, x in features.items()}

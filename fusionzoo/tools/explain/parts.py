@@ -18,14 +18,11 @@ from fusionzoo.structures import KINDS, Audio, Clip
 
 LONG = 4.0  # seconds of a clip whose stretches are seconds
 SHORT_STRETCHES = 8  # of a shorter clip
-
-
 # occlusion: the score of the whole value minus that without the part; shapley: the part's Shapley
 # value, where hidden parts come from other samples, over which the scores are averaged
 Method = Literal["occlusion", "shapley"]
-
-
 Hidden = Collection[int]  # numbers of parts
+Row = Mapping[str, Any]  # column -> cell
 PARTS: dict[str, type[Parts]] = {}  # by kind
 # Characters of scripts that write no spaces between words: each counts as a word.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -82,10 +79,8 @@ def parts_of(kind: str) -> Any:
             raise FusionZooError(f"parts of {kind!r}: kinds are {', '.join(KINDS)}")
         known = PARTS.get(kind)
         if known is not None and definition_of(known) != definition_of(cls):
-            raise FusionZooError(
-                f"parts of {kind} are defined twice: {definition_of(known)} and"
-                f" {definition_of(cls)}"
-            )
+            both = f"{definition_of(known)} and {definition_of(cls)}"
+            raise FusionZooError(f"parts of {kind} are defined twice: {both}")
         PARTS[kind] = cls
         return cls
 
@@ -105,9 +100,7 @@ class Words(Parts):
         joined = [(group[0][0], group[-1][1]) for group in groups]
         return [Place(value[start:end], (start, end)) for start, end in joined]
 
-    def hide(
-        self, value: str, places: Sequence[Place], hidden: Collection[int], other: None
-    ) -> str:
+    def hide(self, value: str, places: Sequence[Place], hidden: Hidden, other: None) -> str:
         for number in sorted(hidden, reverse=True):
             start, end = map(int, places[number].span)
             value = value[:start] + value[end:]
@@ -130,9 +123,7 @@ class Regions(Parts):
             for column, (left, right) in enumerate(pairwise(columns), start=1)
         ]
 
-    def hide(
-        self, value: Tensor, places: Sequence[Place], hidden: Collection[int], other: None
-    ) -> Tensor:
+    def hide(self, value: Tensor, places: Sequence[Place], hidden: Hidden, other: None) -> Tensor:
         mean = value.float().mean((1, 2), keepdim=True).round().to(value.dtype)
         image = value.clone()
         for number in hidden:
@@ -156,9 +147,7 @@ class Stretches(Parts):
         edges = [min(duration, number * width) for number in range(count + 1)]
         return [Place(f"{a:.2f} to {b:.2f} s", (a, b)) for a, b in pairwise(edges) if b > a]
 
-    def hide(
-        self, value: Clip, places: Sequence[Place], hidden: Collection[int], other: None
-    ) -> Audio:
+    def hide(self, value: Clip, places: Sequence[Place], hidden: Hidden, other: None) -> Audio:
         samples = value.samples.clone()
         for number in hidden:
             start, end = (round(x * value.rate) for x in places[number].span)
@@ -179,9 +168,7 @@ class Steps(Parts):
         ]
         return [Place(n, span) for n, span in zip(names, pairwise(edges), strict=True)]
 
-    def hide(
-        self, value: Tensor, places: Sequence[Place], hidden: Collection[int], other: None
-    ) -> Tensor:
+    def hide(self, value: Tensor, places: Sequence[Place], hidden: Hidden, other: None) -> Tensor:
         keep = torch.ones(len(value), dtype=torch.bool)
         for number in hidden:
             start, end = map(int, places[number].span)
@@ -196,15 +183,11 @@ class RowCells(Parts):
     method = "shapley"
     hidden_by = "cells come from other samples"
 
-    def split(self, value: Mapping[str, Any]) -> list[Place]:
+    def split(self, value: Row) -> list[Place]:
         return [Place(name) for name in value]
 
     def hide(
-        self,
-        value: Mapping[str, Any],
-        places: Sequence[Place],
-        hidden: Hidden,
-        other: Mapping[str, Any],
+        self, value: Row, places: Sequence[Place], hidden: Hidden, other: Row
     ) -> dict[str, Any]:
         names = {places[number].name for number in hidden}
         return {name: other.get(name) if name in names else x for name, x in value.items()}
@@ -219,7 +202,7 @@ class SeveralItems(Parts):
         return [Place(f"item {number}") for number in range(1, len(value) + 1)]
 
     def hide(
-        self, value: Sequence[Any], places: Sequence[Place], hidden: Collection[int], other: None
+        self, value: Sequence[Any], places: Sequence[Place], hidden: Hidden, other: None
     ) -> Any:
         rest = [item for number, item in enumerate(value) if number not in hidden]
         return rest[0] if len(rest) == 1 else rest

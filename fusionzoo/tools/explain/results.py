@@ -130,27 +130,16 @@ class Explanations(Sequence[Explanation]):
         if path.suffix == ".json":
             write_json(path, self.to_dict())
         elif path.suffix == ".csv":
-            with (
-                replacing(path) as partial,
-                partial.open("w", newline="", encoding="utf-8") as file,
-            ):
-                writer = csv.writer(file)
-                writer.writerows(self._lines())
+            with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(self._lines())
         else:
             raise FusionZooError(f"--out {path}: explanations are written as .json or .csv")
         return path
 
     def _lines(self) -> Iterator[list[Any]]:
         names = list(self.rows[0].modalities)
-        kinds = ("shapley", "error", "without")
-        yield [
-            "id",
-            "answer",
-            "unit",
-            "score",
-            "empty",
-            *(f"{k}_{n}" for k in kinds for n in names),
-        ]
+        columns = [f"{kind}_{n}" for kind in ("shapley", "error", "without") for n in names]
+        yield ["id", "answer", "unit", "score", "empty", *columns]
         for row in self.rows:
             figures = [*row.modalities.values(), *row.errors.values()]
             answers = [answer_text(row.without[n]) if n in row.without else "" for n in names]
@@ -212,15 +201,11 @@ def card(row: Explanation, dataset: PairedDataset, position: int) -> dict[str, A
     """Return what the template shows of a sample, whose values are read again."""
     sample, kinds = dataset[position], dataset.modalities
     top = max((abs(x) for x in row.modalities.values()), default=0) or 1
-    bars = [
-        bar(name, x, top)
-        | {
-            "without": answer_text(row.without[name]) if name in row.without else "",
-            "changes": name in row.changed_without,
-            "error": row.errors[name],
-        }
-        for name, x in row.modalities.items()
-    ]
+    bars = []
+    for name, x in row.modalities.items():
+        without = answer_text(row.without[name]) if name in row.without else ""
+        facts = {"without": without, "changes": name in row.changed_without}
+        bars.append(bar(name, x, top) | facts | {"error": row.errors[name]})
     values = {} if sample is None else sample.values
     views = [
         view(name, kinds[name], values[name], row.parts.get(name, []))
@@ -234,24 +219,17 @@ def describe(answer: Any) -> str:
     """Return an answer with its probability."""
     if isinstance(answer, Prediction):
         return f"{answer.label} ({answer.probability:.0%})"
-    if isinstance(answer, Labels):
-        return answer_text(answer) or "no label"
-    return answer_text(answer)
+    return answer_text(answer) or "no label"
 
 
 def summary_rows(explanations: Explanations) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the summary's table."""
     summary = explanations.summary
     header = ["modality", "mean |Shapley|", "decides", "changes the answer", "present"]
+    shares = (summary.decides, summary.changes, summary.present)
     rows = [
-        [
-            name,
-            f"{summary.mean_size[name]:.3f}",
-            f"{summary.decides[name]:.1%}",
-            f"{summary.changes[name]:.1%}",
-            f"{summary.present[name]:.1%}",
-        ]
-        for name in summary.mean_size
+        [name, f"{size:.3f}", *(f"{share[name]:.1%}" for share in shares)]
+        for name, size in summary.mean_size.items()
     ]
     return header, rows
 

@@ -21,13 +21,12 @@ SHOWN = 12  # parts in a list of bars
 def bar(name: str, value: float, top: float) -> dict[str, Any]:
     """Return a bar from the middle of its box, to the right if the value is above 0."""
     width = 50 * abs(value) / top
-    return {
-        "name": name,
-        "value": value,
-        "left": 50 if value > 0 else 50 - width,
-        "width": width,
-        "sign": "for" if value > 0 else "against",
-    }
+    left = 50 if value > 0 else 50 - width
+    return {"name": name, "value": value, "left": left, "width": width, "sign": _sign(value)}
+
+
+def _sign(value: float) -> str:
+    return "for" if value > 0 else "against"
 
 
 def view(modality: str, kind: str, value: Any, parts: Sequence[PartEffect]) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def words(text: str, parts: Sequence[PartEffect], top: float) -> list[dict[str, 
     for part in parts:
         start, stop = map(int, part.span)
         pieces.append({"text": text[end:start], "value": 0.0, "share": 0.0, "sign": ""})
-        shade = {"share": abs(part.value) / top, "sign": "for" if part.value > 0 else "against"}
+        shade = {"share": abs(part.value) / top, "sign": _sign(part.value)}
         pieces.append({"text": text[start:stop], "value": part.value, **shade})
         end = stop
     return [*pieces, {"text": text[end:], "value": 0.0, "share": 0.0, "sign": ""}]
@@ -82,7 +81,7 @@ def picture(image: Tensor, parts: Sequence[PartEffect], top: float) -> dict[str,
         cells.append(
             {name: 100 * number for name, number in place.items()}
             | {"name": part.name, "value": part.value, "share": abs(part.value) / top}
-            | {"sign": "for" if part.value > 0 else "against"}
+            | {"sign": _sign(part.value)}
         )
     uri = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {"uri": uri, "width": pixels.width, "height": pixels.height, "cells": cells}
@@ -103,15 +102,10 @@ def sound(modality: str, clip: Any, parts: Sequence[PartEffect], top: float) -> 
             "w": 100 * (part.span[1] - part.span[0]) / duration,
             "h": 50 * abs(part.value) / top,
             "y": 50 - 50 * max(part.value, 0) / top,
-            "sign": "for" if part.value > 0 else "against",
+            "sign": _sign(part.value),
         }
         for part in parts
     ]
     has_wave = duration <= MAX_READ  # else it shows the beginning, and the bars all of the clip
-    return {
-        "preview": preview,
-        "has_wave": has_wave,
-        "player": preview.player,
-        "stretches": stretches,
-        "problem": "",
-    }
+    shown = {"preview": preview, "has_wave": has_wave, "player": preview.player}
+    return {**shown, "stretches": stretches, "problem": ""}

@@ -177,8 +177,7 @@ def error_table(numbers: Mapping[str, tuple[Tensor, Tensor]]) -> Table:
 
 def worst(measured: Measured, most: int) -> list[tuple[int, float]]:
     """Return the samples with the largest losses, of those with a label: (place, loss)."""
-    answers = measured.answers
-    losses = measured.tasks.criterion(measured.calibrated, answers.target).double()
+    losses = measured.tasks.criterion(measured.calibrated, measured.answers.target).double()
     missing = torch.stack([x.isnan().any(1) for _, x in measured.labels().values()]).all(0)
     losses = losses.nan_to_num(nan=torch.inf).masked_fill(missing, -1)
     order = losses.argsort(descending=True, stable=True).tolist()[:most]

@@ -158,9 +158,7 @@ def notes(run: Run, measured: Measured | None, problem: str, *, is_test: bool) -
                 f" {seen['val']:,}: their figures are not those of new data."
             )
         if (column := measured.dataset.weight_column) is not None:
-            yield (
-                f"Metrics are {weighted_by(column)}, losses of single samples and counts are not."
-            )
+            yield f"Metrics are {weighted_by(column)}, losses of single samples and counts are not."
         tested, name = run.metrics["test"], measured.tasks.leading
         now = measured.figures.fused.get(name, tested.get(name))
         if is_test and name in tested and abs(now - tested[name]) > CHANGED * abs(tested[name]):

@@ -58,32 +58,26 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values, for JSON."""
-        facts = ("query", "column", "method", "searched", "notes")
-        return {name: getattr(self, name) for name in facts} | {
-            "hits": [asdict(hit) for hit in self.hits]
-        }
+        names = ("query", "column", "method", "searched", "notes")
+        facts = {name: getattr(self, name) for name in names}
+        return facts | {"hits": [asdict(hit) for hit in self.hits]}
 
     def to_html(self, path: str | Path) -> Path:
         """Write a page with thumbnails, texts and players."""
-        return write_page(self, Path(path))
-
-
-def write_page(result: Found, path: Path) -> Path:
-    """Write the hits as a page."""
-    cards = []
-    for hit in result.hits:
-        previews = result.samples.previews(hit.id, plays=True)
-        shown = {name: str(x)[:MAX_VALUE] for name, x in hit.columns.items() if _is_shown(name, x)}
-        texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
-        paths = {name: source for name, source in hit.sources.items() if name not in texts}
-        cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{len(result)} of {result.searched:,} samples nearest to {result.query}"
-    page = template("search.html", "fusionzoo.tools.search").render(
-        title=title, found=result, cards=cards, version=__version__
-    )
-    write_text(path, page)
-    return path
+        path, cards = Path(path), []
+        for hit in self.hits:
+            previews = self.samples.previews(hit.id, plays=True)
+            shown = {n: str(x)[:MAX_VALUE] for n, x in hit.columns.items() if _is_shown(n, x)}
+            texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
+            paths = {name: source for name, source in hit.sources.items() if name not in texts}
+            cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        title = f"{len(self)} of {self.searched:,} samples nearest to {self.query}"
+        page = template("search.html", "fusionzoo.tools.search").render(
+            title=title, found=self, cards=cards, version=__version__
+        )
+        write_text(path, page)
+        return path
 
 
 def _is_shown(name: str, value: Any) -> bool:
@@ -94,8 +88,8 @@ def print_found(result: Found) -> None:
     """Print the hits as a table."""
     from rich.markup import escape
 
-    names = list(result.hits[0].columns) if result.hits else []
-    names = [name for name in names if not name.startswith("present_") and _any(result, name)]
+    names = [x for x in (result.hits[0].columns if result.hits else ()) if x[:8] != "present_"]
+    names = [x for x in names if any(hit.columns[x] not in (None, "") for hit in result.hits)]
     sources = list(dict.fromkeys(name for hit in result.hits for name in hit.sources))
     root = result.samples.dataset.root if result.samples.dataset is not None else None
     folder = f"{root}/" if root else ""
@@ -110,19 +104,13 @@ def print_found(result: Found) -> None:
         )
         for hit in result.hits
     ]
-    title = (
-        f"Nearest to {escape(result.query)} by {result.column} vectors, of {result.searched:,} rows"
-    )
-    measures = ["score"] * has_scores + ["cosine"]
-    print_table(f"{title} ({result.method})", ("id", *measures, *names, *sources), rows)
+    by = f"{result.column} vectors, of {result.searched:,} rows ({result.method})"
+    header = ["id", *["score"] * has_scores, "cosine", *names, *sources]
+    print_table(f"Nearest to {escape(result.query)} by {by}", header, rows)
     if folder and sources:
         print(f"paths start from {root}")
     for note in result.notes:
         print(f"note: {note}")
-
-
-def _any(result: Found, name: str) -> bool:
-    return any(hit.columns[name] not in (None, "") for hit in result.hits)
 
 
 def _cell(cells: Mapping[str, Any], name: str, folder: str = "") -> str:

@@ -8,7 +8,7 @@ Shapes: `N` rows, `D` width, `Q` queries, `k` results.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,8 @@ class Index:
             bits = np.packbits(allowed.numpy(), bitorder="little")
             chosen["sel"] = faiss.IDSelectorBitmap(bits)
         count = min(max(CANDIDATES * k, MIN_CANDIDATES), self._cells.ntotal)
-        _, rows = self._cells.search(
-            queries.numpy(), count, params=faiss.SearchParametersIVF(**chosen)
-        )
+        parameters = faiss.SearchParametersIVF(**chosen)
+        _, rows = self._cells.search(queries.numpy(), count, params=parameters)
         return self._rank(queries, torch.from_numpy(rows), k)
 
     def exact(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -180,15 +179,14 @@ def _choose_visits(index: Index, rows: Any) -> IndexFacts:
     queries = torch.from_numpy(index.vectors[chosen])
     k = min(11, len(rows))  # a row's nearest neighbour is itself
     _, true = index.exact(queries, k)
-    visited, recall = 1, 0.0
+    visited = 1
     while True:
         _, rows_found = index.search(queries, k, visited=visited)
         hits = (rows_found[:, :, None] == true[:, None]).any(1)
         others = true != torch.from_numpy(chosen)[:, None]
         recall = float((hits & others).sum() / max(1, int(others.sum())))
         if recall >= RECALL or visited >= index.about.cells:
-            about = index.about
-            return IndexFacts(about.column, about.dim, about.file, about.cells, visited, recall)
+            return replace(index.about, visited=visited, recall=recall)
         visited = min(visited + max(1, visited // 2), index.about.cells)
 
 

@@ -39,14 +39,9 @@ def open_model(file: VectorFile, model: FusionModel | str, plugins: Any = ()) ->
         check_model(file, model, "the model")
         return model
     folder = model or str(file.metadata.get("model") or "")
-    if not folder:
-        raise FusionZooError(
-            f"{file.path} does not name the model that embedded it: --model says where it is"
-        )
-    if not Path(folder).is_dir():
-        raise FusionZooError(
-            f"{file.path} was embedded by {folder}, which is not there: --model says where it is"
-        )
+    if not folder or not Path(folder).is_dir():
+        known = f"was embedded by {folder}, which is not there" if folder else "names no model"
+        raise FusionZooError(f"{file.path} {known}: --model says where it is")
     loaded = load(folder, plugins=plugins)
     check_model(file, loaded, folder)
     return loaded
@@ -66,18 +61,19 @@ def name_modalities(model: FusionModel, values: Mapping[str, Any]) -> dict[str, 
     """Map kinds (`text`, `image`, `audio`) to the model's modalities; names stay as they are."""
     named: dict[str, Any] = {}
     for key, value in values.items():
-        of_kind = [name for name, kind in model.modalities.items() if kind == key]
-        if key not in model.modalities and len(of_kind) > 1:
+        known = model.modalities
+        of_kind = [key] if key in known else [name for name, kind in known.items() if kind == key]
+        if len(of_kind) > 1:
             raise FusionZooError(
                 f"the model has several modalities of {key}: --query.<name> with one of"
                 f" {', '.join(of_kind)}"
             )
-        if key not in model.modalities and not of_kind:
+        if not of_kind:
             raise FusionZooError(
-                f"the model has no modality {key!r}.{did_you_mean(key, model.modalities)} It reads:"
-                f" {', '.join(model.modalities)}"
+                f"the model has no modality {key!r}.{did_you_mean(key, known)} It reads:"
+                f" {', '.join(known)}"
             )
-        named[key if key in model.modalities else of_kind[0]] = value
+        named[of_kind[0]] = value
     return named
 
 

@@ -69,9 +69,8 @@ def open_samples(
         else:
             settings = recorded
             if settings.get("name") in (None, "", IN_MEMORY):
-                return SearchedSamples(
-                    None, "the file does not name its data: --data says where it is"
-                )
+                problem = "the file does not name its data: --data says where it is"
+                return SearchedSamples(None, problem)
         load_plugins(plugins)
         return SearchedSamples(open_dataset(dict(settings), {}))
     except (FusionZooError, OSError) as error:

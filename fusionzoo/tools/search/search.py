@@ -145,9 +145,10 @@ class Searcher:
             notes.append(f"no row has {column}")
         notes += self._lacking(column, hits, allowed)
         searched = self.file.rows if allowed is None else int(allowed.sum())
-        return Found(
-            *(hits, " + ".join(words), column, self._how(column), searched, notes, self.samples)
-        )
+        how = "exact"
+        if index := self._index(column):
+            how = f"index, recall@10 {index.about.recall:.3f} measured on rows of the file"
+        return Found(hits, " + ".join(words), column, how, searched, notes, self.samples)
 
     def nearest(
         self, queries: Tensor, column: str, k: int, visited: int | None = None
@@ -158,8 +159,7 @@ class Searcher:
         """
         self.file.check_column(column)
         check_fit(self.file, column, queries, "the query")
-        scale = self._scale(queries, column)
-        return self._nearest(queries, column, k, None, visited, scale)
+        return self._nearest(queries, column, k, None, visited, self._scale(queries, column))
 
     def _query(
         self, values: Mapping[str, Any], vector: Any, column: str, parts: list[Tensor]
@@ -186,12 +186,8 @@ class Searcher:
         else:
             vectors, usable = file.some(column, rows)
         if not usable.all():
-            row = rows[int((~usable).nonzero()[0, 0])]
-            sample_id = file.take([row], ["id"])[0]["id"]
-            raise FusionZooError(
-                f"{file.path}: sample {sample_id!r} has no vector {column!r}; search by another:"
-                " --by"
-            )
+            sample_id = file.take([rows[int((~usable).nonzero()[0, 0])]], ["id"])[0]["id"]
+            raise FusionZooError(f"{file.path}: sample {sample_id!r} has no {column!r}: try --by")
         return unit(vectors)
 
     def _matrix(self, column: str) -> tuple[Tensor, Tensor]:
@@ -280,12 +276,6 @@ class Searcher:
             hits.append(Hit(rank, sample_id, round(cosine, 6), row, columns, sources, shown))
         return hits
 
-    def _how(self, column: str) -> str:
-        if (index := self._index(column)) is None:
-            return "exact"
-        about = index.about
-        return f"index, recall@10 {about.recall:.3f} measured on rows of the file"
-
 
 def search(
     embeddings: str | Path | VectorFile | Searcher,
@@ -349,7 +339,6 @@ def search_command(args: Sequence[str]) -> int:
 
 
 def _search(cfg: SearchConfig) -> int:
-
     if not cfg.embeddings:
         raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")
     quiet = cfg.json == STANDARD_OUTPUT

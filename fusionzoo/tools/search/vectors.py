@@ -55,10 +55,8 @@ class VectorFile:
     def check_column(self, name: str) -> None:
         """Raise an error that lists the columns of vectors, if there is none of this name."""
         if name not in self.dims:
-            raise FusionZooError(
-                f"{self.path} has no vectors {name!r}.{did_you_mean(name, self.dims)}"
-                f" It has: {', '.join(self.dims)}"
-            )
+            known = f"{did_you_mean(name, self.dims)} It has: {', '.join(self.dims)}"
+            raise FusionZooError(f"{self.path} has no vectors {name!r}.{known}")
 
     def modality(self, name: str) -> str:
         """Return the modality whose presence decides whether a row has a vector, or ""."""
@@ -144,11 +142,8 @@ class VectorFile:
 
     def strings(self, name: str) -> list[str | None]:
         """Return a column as text."""
-        return [
-            None if cell is None else str(cell)
-            for batch in self.batches([name])
-            for cell in batch.column(0).to_pylist()
-        ]
+        cells = [cell for batch in self.batches([name]) for cell in batch.column(0).to_pylist()]
+        return [None if cell is None else str(cell) for cell in cells]
 
     def rows_of(self, ids: Sequence[str]) -> list[int]:
         """Return the rows of ids."""
@@ -333,9 +328,8 @@ class PartsOfRows:
         members = [(self.set_of == place).nonzero()[:, 0] for place in range(len(self.sets))]
         chosen = [rows[torch.randperm(len(rows), generator=draw)[:most]] for rows in members]
         rows = torch.cat(chosen)
-        self._weights = torch.cat(
-            [torch.full((len(x),), len(y) / len(x)) for x, y in zip(chosen, members, strict=True)]
-        )
+        sizes = [(len(x), len(y)) for x, y in zip(chosen, members, strict=True)]
+        self._weights = torch.cat([torch.full((drawn,), of / drawn) for drawn, of in sizes])
         parts = [unit(file.some(part, rows.tolist())[0]) for part in file.parts(column)]
         self._vectors, self._sampled = torch.stack(parts, dim=1), self.has[rows]  # (S, M, D)
 
