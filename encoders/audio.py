@@ -73,6 +73,9 @@ class WaveProcessor(Processor):
     def varies(self, value: Clip) -> bool:
         return self._surplus(value) > 0
 
+    def cuts(self, value: Clip) -> bool:
+        return self.num_windows == 1 and self._surplus(value) > 0
+
     def _surplus(self, clip: Clip) -> int:
         """Return how many samples of a clip, at `rate`, do not fit."""
         return max(0, -(-clip.frames * self.rate // clip.rate) - round(self.longest * self.rate))
@@ -193,6 +196,7 @@ class MelTimm(Encoder):
     """
 
     kind = "audio"
+    cut_by = "duration"
     masks_spectrogram = True
 
     def __init__(
@@ -311,6 +315,7 @@ class MelStats(Encoder):
     """
 
     kind = "audio"
+    cut_by = "longest"
     masks_spectrogram = True
 
     def __init__(
@@ -371,6 +376,7 @@ class TorchaudioBundle(Encoder):
     """
 
     kind = "audio"
+    cut_by = "longest"
     one_length = True
 
     def __init__(
@@ -441,6 +447,7 @@ class Conformer(Encoder):
     """
 
     kind = "audio"
+    cut_by = "longest"
 
     def __init__(
         self,

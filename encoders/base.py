@@ -240,6 +240,10 @@ class Processor(ABC):
         """
         return True
 
+    def cuts(self, value: Any) -> bool:
+        """Whether only a part of a value is read, for its length."""
+        return False
+
     @abstractmethod
     def blank(self) -> Item:
         """Return the smallest valid item, a placeholder for samples that lack the modality."""
@@ -292,6 +296,7 @@ class Encoder(nn.Module):
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
     frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
     augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
+    cut_by = ""  # the setting that says how much is read of a long value
     one_length = False  # whether all rows of a batch of an exported graph must have one length
     masks_spectrogram = False  # whether `encode` applies the input `masks` of augmentation
     like: Tensor  # empty; its dtype is that of what the encoder computes with

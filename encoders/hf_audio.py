@@ -98,6 +98,9 @@ class FeatureProcessor(Processor):
     def windows(self, value: Clip, generator: torch.Generator | None = None) -> list[Item]:
         return [self._extract(item) for item in self.wave.windows(value, generator)]
 
+    def cuts(self, value: Clip) -> bool:
+        return self.wave.cuts(value)
+
     def _extract(self, item: Item) -> Item:
         wave = (item["wave"] / PEAK).numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -177,6 +180,7 @@ class HFAudio(Encoder):
     """
 
     kind = "audio"
+    cut_by = "longest"
 
     def __init__(
         self,

@@ -135,6 +135,7 @@ class JointText(Encoder):
     """
 
     kind = "text"
+    cut_by = "max_length"
 
     def __init__(
         self,

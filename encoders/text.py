@@ -78,6 +78,10 @@ class TokenizerProcessor(TokenProcessor):
         items = iter(self._tokenise([text for several in texts for text in several]))
         return [[next(items) for _ in several] for several in texts]
 
+    def cuts(self, value: str) -> bool:
+        ids = self.tokenizer(self.prompt + value, verbose=False)["input_ids"]
+        return len(ids) > self.max_length
+
     def _tokenise(self, values: Sequence[str]) -> list[Item]:
         """Tokenise texts in one call, which takes half as long as a call for each."""
         texts = [self.prompt + value for value in values]
@@ -101,6 +105,9 @@ class BytesProcessor(TokenProcessor):
 
     def __call__(self, value: str, generator: torch.Generator | None = None) -> Item:
         return {"input_ids": torch.tensor([START, *value.encode()][: self.max_length])}
+
+    def cuts(self, value: str) -> bool:
+        return len(value.encode()) >= self.max_length  # behind the start
 
     def blank(self) -> Item:
         return self("")
@@ -126,6 +133,7 @@ class HFText(Encoder):
     """
 
     kind = "text"
+    cut_by = "max_length"
 
     def __init__(
         self,
@@ -279,6 +287,7 @@ class Chars(Encoder):
     """
 
     kind = "text"
+    cut_by = "max_length"
 
     def __init__(
         self,

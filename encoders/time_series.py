@@ -83,6 +83,7 @@ class HFSequence(Encoder):
     """
 
     kind = "sequence"
+    cut_by = "max_length"
 
     def __init__(
         self,

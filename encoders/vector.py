@@ -57,6 +57,9 @@ class SequenceProcessor(VectorProcessor):
         values = value[: self.max_length].float()
         return {"values": values, "lengths": torch.tensor(len(values))}
 
+    def cuts(self, value: Tensor) -> bool:
+        return len(value) > self.max_length
+
     def blank(self) -> Item:
         return {"values": torch.zeros(1, self.in_dim), "lengths": torch.tensor(1)}
 
@@ -144,6 +147,7 @@ class SequenceTransformer(Encoder):
     """
 
     kind = "sequence"
+    cut_by = "max_length"
 
     def __init__(
         self,

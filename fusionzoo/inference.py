@@ -40,6 +40,7 @@ from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
 from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
+from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
@@ -173,6 +174,8 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
         if dataset.modalities.get(name) == "tabular"
         for note in unseen_categories(dataset, name, known)
     ]
+    for note in notes_of_cuts(model.named_encoders(), dataset):
+        print(note)
     if unseen:
         print(f"warning: categories that the model was not trained on: {'; '.join(unseen)}")
 

@@ -14,6 +14,7 @@ from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.devices import seed_everything
 from fusionzoo.distributed import World, from_main, wrap
 from fusionzoo.inputs.command import complete_run
+from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 
@@ -156,6 +157,8 @@ def build_model(
     objective, unused = build.build_objective(cfg, splits["train"], world)
     build.check_splits(objective.tasks, splits)
     tracker.say(*objective.notes)
+    if world.main:
+        tracker.say(*notes_of_cuts(objective.model.named_encoders(), splits["train"]))
     two_pass = any(strategy.two_pass for strategy in objective.balance.values())
     save_memory_and_compile(objective.model, cfg.train, two_pass=two_pass)
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP_DTYPES[cfg.train.amp])
