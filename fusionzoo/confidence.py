@@ -88,12 +88,11 @@ class Calibration:
 
         Of several targets `<target>.set` and so on. `logits` (N, K) are scaled.
         """
-        plain = [target.name for target in targets] == ["target"]
         columns: dict[str, list[Any]] = {}
         parts = logits.double().cpu().split([target.width for target in targets], dim=-1)
         for target, part in zip(targets, parts, strict=True):
             limit = self.targets[target.name].limit(coverage, target.name)
-            prefix = "" if plain else f"{target.name}."
+            prefix = f"{target.name}." if len(targets) > 1 else ""
             columns |= {f"{prefix}{name}": x for name, x in target.region(part, limit).items()}
         return columns
 

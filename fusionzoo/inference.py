@@ -66,6 +66,11 @@ Settings = EvaluateConfig | PredictConfig
 RETRIEVAL = "retrieval"
 CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
 SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
+# How a class is written -> the label as it was in the table.
+OF_TYPE: dict[str, Callable[[str], Any]] = {
+    **{"": str, "int": int, "float": float},
+    "bool": lambda label: label == "true",
+}
 
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
@@ -561,10 +566,12 @@ def _prediction_tables(
 ) -> Iterator[pa.Table]:
     """Yield a table of predictions for each batch."""
     repeated = dataset.provenance.repeated_ids or {}
+    label_types = {} if model.trained_on is None else model.trained_on.label_types
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
-        table = prediction_table(named, model.decode(logits, named.ids), list(model.modalities))
+        answers = model.decode(logits, named.ids)
+        table = prediction_table(named, answers, list(model.modalities), label_types)
         table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)
@@ -575,11 +582,15 @@ def _prediction_tables(
 
 
 def prediction_table(
-    batch: Batch, predictions: Sequence[Any], modalities: Sequence[str]
+    batch: Batch,
+    predictions: Sequence[Any],
+    modalities: Sequence[str],
+    label_types: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """Return the predictions of a batch, one row per sample."""
+    """Return the predictions of a batch, one row per sample; labels are of the types that those of
+    training were."""
     columns: dict[str, Any] = {"id": batch.ids}
-    for row in (_prediction_row(prediction) for prediction in predictions):
+    for row in (_prediction_row(prediction, label_types or {}) for prediction in predictions):
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     present = batch.present.cpu().unbind(1)
@@ -593,14 +604,14 @@ def with_name_of_ids(table: pa.Table, name: str) -> pa.Table:
     return table if name.casefold() in taken else table.rename_columns({"id": name})
 
 
-def _prediction_row(prediction: Any) -> dict[str, Any]:
+def _prediction_row(prediction: Any, label_types: Mapping[str, str]) -> dict[str, Any]:
     """Return the columns of one sample's prediction."""
-    by_target = prediction if isinstance(prediction, dict) else {"": prediction}
+    by_target = prediction if isinstance(prediction, dict) else {"target": prediction}
     row: dict[str, Any] = {}
     for target, value in by_target.items():
-        prefix = f"{target}." if target else ""
+        prefix = f"{target}." if len(by_target) > 1 else ""
         if isinstance(value, Prediction):
-            row[f"{prefix}label"] = value.label
+            row[f"{prefix}label"] = OF_TYPE[label_types.get(target, "")](value.label)
         elif isinstance(value, Labels):
             row[f"{prefix}label"] = join_words(value.labels)
         else:

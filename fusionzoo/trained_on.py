@@ -61,6 +61,7 @@ class TrainedOn:
     ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
     numbered: bool = False  # whether ids were the rows' numbers: the hashes are of the contents
     results: RunResults | None = None  # None: not known
+    label_types: Mapping[str, str] = field(default_factory=dict)  # target -> bool, int or float
 
     @classmethod
     def of(
@@ -74,7 +75,10 @@ class TrainedOn:
         hashes = {name: hash_ids(split) for name, split in seen.items()}
         known = {name: x.sort().values for name, x in hashes.items() if x is not None}
         numbered = any(split.provenance.numbered for split in seen.values())
-        return cls(settings=settings, ids=known, numbered=numbered, results=results)
+        types = splits["train"].provenance.label_types if "train" in splits else {}
+        return cls(
+            settings=settings, ids=known, numbered=numbered, results=results, label_types=types
+        )
 
     def without_folders(self) -> TrainedOn:
         """Return the same with paths of this machine cut to their last part, for others to read."""
@@ -88,6 +92,8 @@ class TrainedOn:
             metadata = {"data": json.dumps(dict(self.settings), default=str)}
             if self.numbered:
                 metadata["hashes"] = CONTENTS
+            if self.label_types:
+                metadata["label_types"] = json.dumps(dict(self.label_types))
             if self.results is not None:
                 metadata["results"] = json.dumps(asdict(self.results))
             save_file(dict(self.ids), str(partial), metadata)
@@ -105,15 +111,18 @@ class TrainedOn:
                 metadata = file.metadata()
                 settings, results = json.loads(metadata["data"]), metadata.get("results")
                 numbered = metadata.get("hashes") == CONTENTS
+                types = json.loads(metadata.get("label_types", "{}"))
                 ids = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if not isinstance(settings, dict) or not {*ids} <= {*SPLITS}:
                 raise ValueError("it must hold settings of data, and ids of train and val")
+            if not isinstance(types, dict) or not {*types.values()} <= {"bool", "int", "float"}:
+                raise ValueError("labels are bool, int or float")
             if any(x.ndim != 1 or x.dtype != torch.int64 for x in ids.values()):
                 raise ValueError("ids must be int64, of one dimension")
             known = None if results is None else TypeAdapter(RunResults).validate_json(results)
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
-        return cls(settings=settings, ids=ids, numbered=numbered, results=known)
+        return cls(settings=settings, ids=ids, numbered=numbered, results=known, label_types=types)
 
 
 def _public(value: Any) -> Any:

@@ -485,8 +485,8 @@ def test_predict_says_which_modalities_a_sample_has(run: fz.Run) -> None:
 @pytest.mark.parametrize(
     ("targets", "metric", "columns"),
     [
-        (["age"], "mae", ["age.label"]),
-        (["tags"], "macro_f1", ["tags.label", "tags.p_sea", "tags.p_sun"]),
+        (["age"], "mae", ["label"]),
+        (["tags"], "macro_f1", ["label", "p_sea", "p_sun"]),
         (
             ["age", "tags", "target"],
             "age.mae",
@@ -518,8 +518,37 @@ def test_other_targets_are_measured_and_predicted(
     words = [answer["target"].label for answer in answers if "target" in answer]
     for name, values in {"age": ages, "tags": tags, "target": words}.items():
         if name in targets:
-            found = table[f"{name}.label"].to_pylist()
+            column = "label" if len(targets) == 1 else f"{name}.label"
+            found = table[column].to_pylist()
             assert found == (pytest.approx(values, abs=1e-4) if name == "age" else values)
+
+
+LABELS = {
+    "int": [-1, 1],
+    "bool": [False, True],
+    "float": [0.5, 2.0],
+    "text": ["no", "yes"],
+    "category": pd.Categorical(["no", "yes"]),
+    "category of int": pd.Categorical([7, 3]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("missing", [False, True])
+def test_labels_leave_in_the_type_in_which_they_came(
+    kind: str, missing: bool, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame({"x": [0.0, 9.0] * 30, "y": pd.Series(LABELS[kind]).iloc[[0, 1] * 30]})
+    frame = frame.reset_index(drop=True)
+    if missing:  # as NaN or None, which makes floats of integers
+        frame["y"] = frame["y"].where(frame.index >= 3)
+    encoder = {"tabular": {"name": "tabular/mlp", "dim": 8}}
+    settings = {**QUICK, "epochs": 1, "fusion": "mean", "encoders": encoder}
+    fz.train(frame, target="y", **settings, out=tmp_path / "r")
+    known = frame[frame["y"].notna()]
+    answers = fz.predict(tmp_path / "r", known, num_workers=0, device="cpu")
+    assert set(answers["label"]) <= set(known["y"])
+    assert answers["label"].dtype.kind == pd.Series(known["y"].tolist()).dtype.kind
 
 
 # ---- embed

@@ -395,6 +395,11 @@ def _read_columns(
             for name in ("target", *labels)
             if name in table and (words := note_of_missing(table, [table.name(name)]))
         },
+        label_types={
+            name: kind
+            for name in ("target", *labels)
+            if name in table and (kind := _type_of(table.table.column(table.position(name)).type))
+        },
         numbered="id" not in table,
         repeated_ids=repeated,
         empty_rows=num_rows - len(table.table),
@@ -405,6 +410,14 @@ def _read_columns(
         row_numbers=table.row_numbers,
     )
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
+
+
+def _type_of(kind: pa.DataType) -> str:
+    """Return what labels of an Arrow type were before they are read as text; nothing of text."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_boolean(kind):
+        return "bool"
+    return "int" if pa.types.is_integer(kind) else "float" if pa.types.is_floating(kind) else ""
 
 
 def _read_weights(

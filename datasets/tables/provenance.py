@@ -92,6 +92,7 @@ class Provenance:
     reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
     missing: str = ""  # words in cells that were read as missing, with their counts
     missing_labels: Mapping[str, str] = field(default_factory=dict)  # column -> such words in it
+    label_types: Mapping[str, str] = field(default_factory=dict)  # column -> bool, int or float
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     id_column: str = "id"  # the name of the ids' column in the user's table
