@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import fusionzoo
 from fusionzoo.benchmark import api, candidates, examine, executors, jobs, prepare, schedule, store
 from fusionzoo.benchmark import bench as setup
 from fusionzoo.benchmark.clock import read_laps
-from fusionzoo.benchmark.report import page
+from fusionzoo.benchmark.report import combine, page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
@@ -669,6 +670,22 @@ def stored_report(folder: Path, metric: str, scores: dict[str, float]) -> str:
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(figures))
     return str(folder)
+
+
+def test_reports_that_are_one_stopped_or_in_the_way_are_not_combined(tmp_path: Path) -> None:
+    scores = {"sum": 0.8, "gmu": 0.9, "max": 0.7}
+    a, b, c = (Path(stored_report(tmp_path / x, "accuracy", scores)) for x in "abc")
+    shutil.copy(a / "summary.json", b)
+    figures = json.loads((c / "summary.json").read_text())
+    (c / "summary.json").write_text(json.dumps({**figures, "stopped": "the time limit"}))
+    for folders, out, says in (
+        ([a, a], "out", "report of the same data as one before it"),
+        ([a, b], "out", "report of the same data as one before it"),
+        ([a, c], "out", "was stopped before its end"),
+        ([a, c], "a", "is a report to combine"),
+    ):
+        with pytest.raises(FusionZooError, match=says):
+            combine.combine([str(x) for x in folders], tmp_path / out)
 
 
 def test_each_column_of_combined_reports_shows_its_own_metric_in_its_own_sign(

@@ -36,7 +36,12 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     require_packages()
     if len(folders) < 2:
         raise FusionZooError("--combine needs two reports or more: '[report_a, report_b]'")
+    if out.resolve() in [Path(folder).resolve() for folder in folders]:
+        raise FusionZooError(f"--out {out} is a report to combine: name another folder")
     reports = [_read(folder) for folder in folders]
+    for number, report in enumerate(reports):
+        if report in reports[:number]:
+            raise FusionZooError(f"{folders[number]} is a report of the same data as one before it")
     every = dict.fromkeys(name for _, _, scores in reports for name in scores)
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]
@@ -106,6 +111,8 @@ def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) ->
 def _read(folder: str) -> tuple[str, Metric, dict[str, float]]:
     """Return the data set's name, its metric, and the score of each fusion, higher is better."""
     figures = Report.read(folder).figures
+    if figures.get("stopped"):
+        raise FusionZooError(f"{folder} was stopped before its end: the same command goes on")
     scores = {
         line["candidate"]: line["score"]
         for line in figures["leaderboard"]
