@@ -111,6 +111,11 @@ def train_once(
         if not is_trial:
             report.show_results(folder, trainer.cfg, trainer.module.tasks, results, tracker)
         report.report_failures(dataset, tracker)
+        if state.step < state.epoch_steps and not is_trial:
+            tracker.say(
+                f"warning: hardly trained, {state.step} of the {state.epoch_steps} steps of the"
+                f" first epoch: {tracker.how_to_go_on}"
+            )
     return Run(folder)
 
 

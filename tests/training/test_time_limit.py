@@ -61,8 +61,12 @@ def test_a_run_out_of_time_reports_and_goes_on_bit_for_bit(
     assert found == wanted
 
 
-def test_a_limit_of_no_time_still_makes_a_step_and_a_model(tmp_path: Path) -> None:
+def test_a_limit_of_no_time_still_makes_a_step_and_a_model_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = run(tmp_path / "a", train={"time_limit": "0.001s"})
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("warning: hardly trained, 1 of the 6 steps of the first epoch: --resume")
     assert result.history[-1]["step"] == 1
     assert result.metrics["test"] and (tmp_path / "a" / "model" / "config.json").is_file()
     state = read(tmp_path / "a" / "checkpoints" / "last.pt")["state"]
