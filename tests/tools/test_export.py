@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
 from fusionzoo.graphs import open_session, run_session
 from fusionzoo.model import FusionModel, create_model
+from fusionzoo.model_folder import write_digests
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.export import export as tool
@@ -541,3 +543,38 @@ def test_a_fresh_environment_answers_raw_samples_as_the_model_does(
     (tmp_path / "raw").mkdir()
     samples = raw_files(dataset.split("test"), tmp_path / "raw", 50)
     assert_the_example_agrees(model, out, samples, fresh_python, tmp_path)
+
+
+def as_digests_say(folder: Path) -> Path:
+    """Write the digests of changed files anew, as one who means harm would."""
+    write_digests(folder, [x for x in folder.iterdir() if x.name != "digests.json"])
+    return folder
+
+
+@pytest.mark.parametrize("what", ["two answers", "equal answers", "a number", "nothing", "cut off"])
+def test_a_folder_that_was_altered_is_one_clear_error(
+    what: str, exported: Exported, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported.folder, tmp_path / "altered")
+    labels = json.loads((folder / "labels.json").read_text())
+    classes = {"two answers": ["a", "b", "c", "d"], "equal answers": ["a"] * len(labels["classes"])}
+    if what == "cut off":
+        (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:1000])
+    elif what == "nothing":
+        (folder / "preprocess.json").write_text(json.dumps({"format": 2, "split": False}))
+    else:
+        labels["classes"] = classes.get(what, 3)
+        (folder / "labels.json").write_text(json.dumps(labels))
+    says = r"no whole export, export the model again: |labels.json has \d answers, the graph"
+    with pytest.raises(FusionZooError, match=says):
+        fz.load(as_digests_say(folder), runtime="onnx")
+
+
+def test_weights_beside_the_graph_are_not_read(exported: Exported, tmp_path: Path) -> None:
+    import onnx
+
+    folder = shutil.copytree(exported.folder, tmp_path / "altered")
+    graph = onnx.load(str(folder / "model.onnx"))
+    onnx.save(graph, str(folder / "model.onnx"), save_as_external_data=True, size_threshold=0)
+    with pytest.raises(FusionZooError, match="no whole export"):
+        fz.load(as_digests_say(folder), runtime="onnx")

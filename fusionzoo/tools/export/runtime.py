@@ -15,6 +15,7 @@ from fusionzoo import loading
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
+from fusionzoo.datasets.checks import problems
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import Encoder
@@ -65,6 +66,14 @@ class OnnxModel:
                     f"{self.folder / name}: format {contents.get('format')!r}; this version of"
                     f" fusionzoo reads {FORMAT}"
                 )
+        self._collate: Collate | None = None
+        self._halves: dict[str, Half] = {}
+        with problems(f"{self.folder} is no whole export, export the model again"):
+            self._describe(about, labels)
+            self._open(about, int8, threads)
+            self._check_answers()
+
+    def _describe(self, about: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
         self.modalities = {name: x["kind"] for name, x in about["modalities"].items()}
         self.classes: list[str] = labels["classes"]
         self.targets: list[Target] | None = None
@@ -80,21 +89,28 @@ class OnnxModel:
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
         described = {name: x["processor"] for name, x in about["modalities"].items()}
         self._described = described
-        self._collate: Collate | None = None
-        self._halves: dict[str, Half] = {}
-        self._open(about, int8, threads)
 
     def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
         if about["split"]:
             for name, modality in about["modalities"].items():
-                path = str(self.folder / f"{name}.onnx")
-                self._halves[name] = Half(open_session(path, threads), modality["width"])
+                session = open_session((self.folder / f"{name}.onnx").read_bytes(), threads)
+                self._halves[name] = Half(session, modality["width"])
         name = INT8 if int8 else FUSION if about["split"] else MODEL
         if not (self.folder / name).is_file():
             hint = "export it with --int8" if int8 else "export it with --format onnx"
             raise FusionZooError(f"{self.folder} holds no {name}: {hint}")
-        self._session = open_session(str(self.folder / name), threads)
+        # Of bytes no weights beside the file are read, which no digest would hold.
+        self._session = open_session((self.folder / name).read_bytes(), threads)
         self.outputs = [one.name for one in self._session.get_outputs()]
+
+    def _check_answers(self) -> None:
+        """Raise an error where the graph answers more or less than labels.json names."""
+        named = self.classes if self.targets is None else range(sum(x.width for x in self.targets))
+        shapes = {one.name: one.shape for one in self._session.get_outputs()}
+        if len({*named}) != len(named) or (named and shapes["logits"][-1] != len(named)):
+            raise FusionZooError(
+                f"{LABELS} has {len({*named})} answers, the graph {shapes['logits']}"
+            )
 
     def collate(self) -> Collate:
         """Return the function that turns a list of samples into the graph's batch."""
