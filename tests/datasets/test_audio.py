@@ -330,6 +330,7 @@ STREAMS = {
     "WAV of SoX": announcing(0x7FFFF000, "WAV"),
     "WAV of SoX in blocks of 6": announcing(0x7FFFF000 // 6 * 6, "WAV"),
     "WAV less its header": announcing(0xFFFFFFFF - 44, "WAV"),
+    "WAV of FFmpeg": announcing(0xFFFFFFFF, "WAV"),
     "big-endian WAV": announcing(0x80000000, "RIFX"),
     "AIFF, 0": announcing(0, "AIFF"),
     "AIFF, no samples": announcing(8, "AIFF"),
@@ -349,24 +350,25 @@ def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusionzoo.errors._warned", {})
 
 
+def check_all_is_read(data: bytes, path: Path, reason: str, caplog: Any) -> None:
+    """All of a file, and a part, is read by path and from memory; each is said once."""
+    path.write_bytes(data)
+    expected = torch.from_numpy(TONE / np.float32(32768))
+    for source in (path, data):
+        assert torch.equal(decode_audio(source).samples, expected)
+        part = decode_audio(Segment(source, 2.9, 3.0))
+        assert torch.equal(part.samples, expected[46_400:48_000])
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"{name}: {reason}" for name in (path, "<bytes>")]
+
+
 @pytest.mark.parametrize("name", STREAMS)
 def test_all_is_read_of_a_stream_without_a_length_which_is_said(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "piped"
-    path.write_bytes(STREAMS[name])
-    expected = torch.from_numpy(TONE / np.float32(32768))
-    for source in (path, STREAMS[name]):
-        clip = decode_audio(source)
-        assert torch.equal(clip.samples, expected)
-        part = decode_audio(Segment(source, 2.9, 3.0))
-        assert torch.equal(part.samples, expected[46_400:48_000])
-    assert path.read_bytes() == STREAMS[name]
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == [
-        f"{name}: its header has no length, as that of a stream; all that it holds is read"
-        for name in (path, "<bytes>")
-    ]
+    reason = "its header has no length, as that of a stream; all that it holds is read"
+    check_all_is_read(STREAMS[name], tmp_path / "piped", reason, caplog)
+    assert (tmp_path / "piped").read_bytes() == STREAMS[name]
 
 
 def test_of_many_streams_the_first_are_named(
@@ -400,16 +402,8 @@ def test_all_is_read_of_a_flac_that_announces_another_length_which_is_said(
     if not has_longest:
         data[15:18] = bytes(3)
     data[21:26] = ((data[21] & 0xF0) << 32 | announced).to_bytes(5)
-    path = tmp_path / "a.flac"
-    path.write_bytes(data)
-    expected = torch.from_numpy(TONE / np.float32(32768))
-    for source in (path, bytes(data)):
-        assert torch.equal(decode_audio(source).samples, expected)
-        part = decode_audio(Segment(source, 2.9, 3.0))
-        assert torch.equal(part.samples, expected[46_400:48_000])
     reason = "its header announces another number of samples than it holds"
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == [f"{name}: {reason}" for name in (path, "<bytes>")]
+    check_all_is_read(bytes(data), tmp_path / "a.flac", reason, caplog)
 
 
 def test_all_is_read_of_a_flac_of_one_short_frame() -> None:

@@ -27,27 +27,12 @@ def column(cells: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
-        (["1,5", "2,25", "3"], "number"),
         (["60,0 kg", "72,5 kg", ""], "number kg"),
         (["3.5%", "4 %", "7%"], "number %"),
         (["12", "13", "k.A.", "15", "16", "17"], "number"),
-        (["03.02.2021", "28.12.2020"], "date dmy"),
         (["2021-02-03", "2020-12-28T08:00"], "date iso"),
-        (["02/28/2021", "12/01/2020"], "date mdy"),
         (["28/02/2021", "01/12/2020"], "date dmy"),
-        (["red", "blue", "red"], "category"),
-        (["true", "false"], "category"),
-        (["a.png", "sub/b.JPG"], "image"),
-        (["a.wav", "b.flac"], "audio"),
-        (["10:30", "11:45"], "category"),
         (["1-2", "3-4"], "category"),
-        (["same"], "constant"),
-        (["", ""], "empty"),
-        ([f"the patient number {n} was well today" for n in range(N)], "text"),
-        ([f"X{n:05d}" for n in range(N)], "id"),
-        ([str(n) for n in range(N)], "id"),
-        ([1.5, 2.5, 3.5], "number"),
-        ([datetime.date(2021, 2, 3), datetime.date(2021, 3, 4)], "date iso"),
     ],
 )
 def test_columns_are_read_as_people_write_them(cells: list[Any], kind: str) -> None:

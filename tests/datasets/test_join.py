@@ -95,14 +95,8 @@ def test_an_outer_join_keeps_products_without_reviews_under_unique_ids() -> None
     items = [*products(), {"id": "r0", "image": np.zeros((2, 2), np.uint8)}]
     data = join(items, reviews(4), how="outer")
     assert data.ids == [
-        "r0",
-        "r1",
-        "r2",
-        "r3",
-        "item/p2",
-        "item/p3",
-        "item/p4",
-        "item/p5",
+        *(f"r{n}" for n in range(4)),
+        *(f"item/p{n}" for n in range(2, 6)),
         "item/r0",
     ]
     assert data.present[4].tolist() == [True, True, False, False]

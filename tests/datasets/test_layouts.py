@@ -182,6 +182,22 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[int, ...], str, list[str], 
     "n24news": (n24news, (2, 2, 2), NEWS, ["Books", "Dance"], 6),
     "ur-funny": (ur_funny, (2, 1, 1), "text context:text audio image", ["0", "1"], 4),
 }
+HAVE = {  # what the miniatures lack of the whole data sets
+    "av-mnist": "14 of 70,000 samples; missing 69,986",
+    "ave": "3 of 4,143 clips; missing losta-b 0, lostc 0, loste_f 0, and 4,137",
+    "ch-sims": "4 of 2,281 clips; missing 2,277",
+    "cmu-mosei": "4 of 22,856 clips; missing 22,852",
+    "crema-d": "20 of 7,442 clips; missing 7,422",
+    "flickr8k": "8 of 40,000 captions; missing 39,992",
+    "food-101": "6 of 6 recipes",
+    "hateful-memes": "4 of 10,000 memes; missing 9,996",
+    "kinetics-sounds": "41 of 17,396 clips; missing -74csnCOiUs_0, and 17,354",
+    "meld": "6 of 13,708 utterances; missing 13,702",
+    "mm-imdb": "4 of 25,959 films; missing 25,955",
+    "n24news": "6 of 6 articles",
+    "ur-funny": "3 of 4 clips; missing 4",
+    "vggsound": "42 of 43 clips; missing gone_000005",
+}
 
 
 def open_case(name: str, top: Path) -> fz.PairedDataset:
@@ -191,7 +207,9 @@ def open_case(name: str, top: Path) -> fz.PairedDataset:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_a_table_of_its_samples(name: str, tmp_path: Path) -> None:
+def test_a_layout_is_a_table_of_its_samples_and_says_which_are_missing(
+    name: str, tmp_path: Path
+) -> None:
     _, counts, words, classes, groups = CASES[name]
     dataset = open_case(name, tmp_path)
     pairs = [word.partition(":") for word in words.split()]
@@ -205,6 +223,9 @@ def test_a_layout_is_a_table_of_its_samples(name: str, tmp_path: Path) -> None:
         assert sample is not None
         has = [value is not None for value in sample.values.values()]
         assert has == dataset.present[row].tolist()
+    reading = next(line for line in data_summary(dataset) if line.startswith("read as"))
+    assert f"you have {HAVE[name]}" in reading, reading
+    assert ("left out or in no list" in reading) == (LAYOUTS[name].count > 0)
 
 
 def test_the_longest_plot_and_all_genres_of_a_film_are_read(tmp_path: Path) -> None:
@@ -236,34 +257,6 @@ def test_the_middle_frame_of_a_clip_is_read(tmp_path: Path) -> None:
 def test_the_summary_says_what_was_left_out(name: str, note: str, tmp_path: Path) -> None:
     lines = data_summary(open_case(name, tmp_path))
     assert any(note in line for line in lines), lines
-
-
-HAVE = {  # what the miniatures lack of the whole data sets
-    "av-mnist": "14 of 70,000 samples; missing 69,986",
-    "ave": "3 of 4,143 clips; missing losta-b 0, lostc 0, loste_f 0, and 4,137",
-    "ch-sims": "4 of 2,281 clips; missing 2,277",
-    "cmu-mosei": "4 of 22,856 clips; missing 22,852",
-    "crema-d": "20 of 7,442 clips; missing 7,422",
-    "flickr8k": "8 of 40,000 captions; missing 39,992",
-    "food-101": "6 of 6 recipes",
-    "hateful-memes": "4 of 10,000 memes; missing 9,996",
-    "kinetics-sounds": "41 of 17,396 clips; missing -74csnCOiUs_0, and 17,354",
-    "meld": "6 of 13,708 utterances; missing 13,702",
-    "mm-imdb": "4 of 25,959 films; missing 25,955",
-    "n24news": "6 of 6 articles",
-    "ur-funny": "3 of 4 clips; missing 4",
-    "vggsound": "42 of 43 clips; missing gone_000005",
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_the_summary_counts_what_is_here_and_names_what_is_missing(
-    name: str, tmp_path: Path
-) -> None:
-    lines = data_summary(open_case(name, tmp_path))
-    reading = next(line for line in lines if line.startswith("read as"))
-    assert f"you have {HAVE[name]}" in reading, reading
-    assert ("left out or in no list" in reading) == (LAYOUTS[name].count > 0)
 
 
 def test_a_recording_that_its_list_names_is_missing_by_name(tmp_path: Path) -> None:

@@ -152,13 +152,6 @@ def test_few_groups_leave_no_split_empty(start: int) -> None:
     assert set(assign(keys[:1])[0].values()) == {"train"}
 
 
-def test_a_sample_without_a_group_is_alone(tmp_path: Path) -> None:
-    rows = [("a", "p", "x"), ("b", None, "y"), ("c", None, "z")]
-    data = opened(tmp_path, ("id", "group", "text"), rows, shares=(1, 0, 0))
-    assert data.groups == ["p", "b", "c"]
-    assert "2 empty cells stand alone" in summary(data)["groups"]
-
-
 def test_the_ids_as_groups_leave_every_sample_alone(tmp_path: Path) -> None:
     data = opened(tmp_path, ("id", "group", "text"), PATIENTS, group_column="id")
     assert data.groups == data.ids
@@ -182,17 +175,6 @@ def test_a_group_column_that_is_something_else_is_not_used_as_one(tmp_path: Path
             opened(tmp_path, header, rows, **settings)
     with pytest.raises(FusionZooError, match=r"no column 'patent' for group_column="):
         opened(tmp_path, header, rows, group_column="patent")
-
-
-def test_a_join_keeps_groups_together(tmp_path: Path) -> None:
-    parts = {}
-    for name, header in (("left", ("id", "group", "text")), ("right", ("id", "more", "text"))):
-        (tmp_path / name).mkdir()
-        rows = [("a", "p", "x"), ("b", "p", "y")]
-        parts[name] = opened(tmp_path / name, header, rows, shares=(1, 0, 0))
-    data = PairedDataset.join(parts)
-    assert data.groups == ["p", "p"]
-    assert "right: more" in summary(data)["unused"]
 
 
 def test_every_column_that_nothing_uses_is_named(tmp_path: Path) -> None:

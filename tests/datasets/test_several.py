@@ -29,7 +29,7 @@ from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.features.encode import encode, fingerprint
 from fusionzoo.inputs.data import store_table
 from fusionzoo.model import encode_rows
-from fusionzoo.structures import ITEM_COUNTS, Audio
+from fusionzoo.structures import ITEM_COUNTS, Audio, Sample
 from fusionzoo.tools.audit.scan import scan_values
 
 RATE = 8000
@@ -227,11 +227,9 @@ def test_shards_refuse_frames_of_videos(value: Any, prepare: bool) -> None:
 # ---- batches and encoders
 
 
-def batch_of(values: list[Any], train: bool = False) -> Any:
-    from fusionzoo.structures import Sample
-
+def batch_of(values: list[Any], processor: Any = PICTURES) -> Any:
     samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
-    return Collate({"image": PICTURES})(samples)
+    return Collate({"image": processor})(samples)
 
 
 def test_samples_with_one_picture_have_the_batches_of_before() -> None:
@@ -260,11 +258,7 @@ def test_tokens_of_all_pictures_stand_one_after_another(encoder: Any) -> None:
     noise = torch.Generator().manual_seed(0)
     a, b, c = (torch.randint(255, (3, 32, 32), generator=noise, dtype=torch.uint8) for _ in "abc")
     single = encoder(processor.collate([processor(x) for x in (a, b, c)]))
-    from fusionzoo.structures import Sample
-
-    values = [a, [a, b, c], None]
-    samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
-    batch = Collate({"image": processor})(samples)
+    batch = batch_of([a, [a, b, c], None], processor)
     count = single.tokens.shape[1]
     for frozen in (False, True):
         encoder.frozen, encoder.frozen_rows = frozen, 2
@@ -290,10 +284,9 @@ def test_every_picture_of_a_sample_gets_a_gradient_and_padding_none(encoder: Any
 
 
 def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: Any) -> None:
-    rows = [{"image": [f"frames/{n}.png", "frames/1.png"]} for n in (2, 3)]
-    rows += [{"image": "frames/4.png"}]  # type: ignore[dict-item]
+    files = [["2.png", "1.png"], ["3.png", "1.png"], ["4.png"]]
     table = [
-        {"split": "train", "image": [str(root / x) for x in _listed(row["image"])]} for row in rows
+        {"split": "train", "image": [str(root / "frames" / x) for x in names]} for names in files
     ]
     data = fz.create_dataset(table)
     stored = encode(encoder, data, progress=False)
@@ -306,10 +299,6 @@ def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: An
     before = fingerprint(data, "image")
     Image.new("RGB", (9, 9)).save(root / "frames/2.png")
     assert fingerprint(data, "image") != before
-
-
-def _listed(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [value]
 
 
 def test_damage_changes_each_picture_by_a_draw_of_its_own() -> None:
