@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, check_number, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, check_number
 from fusionzoo.structures import Clip, seed_of
 
 from .base import Encoder, Item, Processor
@@ -415,12 +415,8 @@ def _by_modality(
         return []
     tree = dict(settings) if isinstance(settings, Mapping) else {"strength": settings}
     common = check_strength("strength", tree.pop("strength", 0.0))
-    for name in tree:
-        if name not in encoders and name not in left_out:
-            raise FusionZooError(
-                f"--data.augment.{name}: the data has no modality {name!r}."
-                f"{did_you_mean(name, encoders)} It has: {', '.join(encoders)}."
-            )
+    for name in tree.keys() - {*left_out}:
+        check_known(name, encoders, f"--data.augment.{name}: the data has no modality {name!r}")
     resolved = []
     for name, encoder in encoders.items():
         branch = tree.get(name)
@@ -455,12 +451,8 @@ def check_strength(key: str, strength: Any) -> float:
 
 def _check_switches(name: str, kind: str, switches: Mapping[str, Any]) -> None:
     for key, value in switches.items():
-        if key not in OPERATIONS[kind]:
-            known = ("strength", *OPERATIONS[kind])
-            raise FusionZooError(
-                f"--data.augment.{name}.{key}: no such setting.{did_you_mean(key, known)}"
-                f" {kind} has: {', '.join(known)}"
-            )
+        known = ("strength", *OPERATIONS[kind])
+        check_known(key, known, f"--data.augment.{name}.{key}: no such setting", f"{kind} has")
         if not isinstance(value, bool):
             raise FusionZooError(f"--data.augment.{name}.{key} {value!r}: it must be true or false")
 

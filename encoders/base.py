@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
 
@@ -439,11 +439,7 @@ def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> n
     """
     if scheme == "default":
         return module
-    if scheme not in SCHEMES:
-        known = ", ".join(["default", *SCHEMES])
-        raise FusionZooError(
-            f"unknown init {scheme!r}.{did_you_mean(scheme, SCHEMES)} There are: {known}."
-        )
+    check_known(scheme, ["default", *SCHEMES], f"unknown init {scheme!r}", "There are")
     for layer in module.modules():
         if isinstance(layer, WEIGHTED):
             SCHEMES[scheme](layer.weight, **settings)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .cells import category_of
-from .errors import FusionZooError, did_you_mean
+from .errors import FusionZooError, check_known
 from .plugins import definition_of
 from .structures import Labels, predictions
 
@@ -358,11 +358,7 @@ def target_kind(cls: T) -> T:
 
 def kind_of(kind: str) -> type[Target]:
     """Return the subclass of `Target` for `kind`."""
-    if kind not in KINDS:
-        raise FusionZooError(
-            f"{kind!r} is no kind of target.{did_you_mean(kind, KINDS)}"
-            f" There are: {', '.join(KINDS)}."
-        )
+    check_known(kind, KINDS, f"{kind!r} is no kind of target", "There are")
     return KINDS[kind]
 
 

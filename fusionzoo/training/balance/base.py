@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed import World
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Entry, Registry
@@ -243,11 +243,8 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
         if not isinstance(value, Mapping):
             return dict.fromkeys(self.widths, float(value))
         for modality in value:
-            self.require(
-                modality in self.widths,
-                f"{setting}.{modality}: the model has no modality {modality!r}."
-                f"{did_you_mean(modality, self.widths)} It has: {', '.join(self.widths)}.",
-            )
+            problem = f"{self.name}: {setting}.{modality}: the model has no modality {modality!r}"
+            check_known(modality, self.widths, problem)
         return {name: float(value.get(name, 0)) for name in self.widths}
 
     def active(self, context: StepContext) -> bool:
