@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.schema import drop_deselected
@@ -18,7 +17,7 @@ from fusionzoo.inputs.data import open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
-from .fit import RunInProgress, check_refit, check_unvalidated
+from .fit import Loaders, RunInProgress, check_refit, check_unvalidated
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
 from .multitask import build_tasks, targets_of
@@ -30,13 +29,6 @@ from .seeds import Seeds
 from .tracker import Tracker
 from .trainer import Trainer
 from .trials import Trials
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from fusionzoo.structures import Batch
-
-    Loaders = dict[str, DataLoader[Batch]]
 
 
 def train_several(

@@ -16,8 +16,8 @@ import torch
 
 from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.datasets.opening.naming import folder_name
-from fusionzoo.distributed import World, from_main, gather
-from fusionzoo.errors import FusionZooError
+from fusionzoo.distributed import World, gather, on_main
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import Process, locked, replacing, this_process
 
 Contents = dict[str, Any]
@@ -83,12 +83,10 @@ def read(path: Path) -> Contents:
     """Read a checkpoint after verifying its digest: tensors and plain values only."""
     if not path.is_file():
         raise FusionZooError(f"no checkpoint {path} to resume from")
-    try:
+    with explained(f"{path} cannot be read"):
         with path.open("rb") as file:
             _verify(file)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
 
 
 def _seal(file: BinaryIO) -> None:
@@ -146,17 +144,9 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
     The main process decides for all. No run is overwritten, and no two write into one folder at
     the same time.
     """
-    claimed = problem = None
     processes = gather(this_process(), world)
     with ExitStack() as stack:
-        if world.main:
-            try:
-                claimed = _claim(cfg, stack, processes)
-            except (FusionZooError, OSError) as error:
-                problem = str(error)
-        claimed, problem = from_main((claimed, problem), world)
-        if claimed is None:
-            raise FusionZooError(problem)
+        claimed = on_main(lambda: _claim(cfg, stack, processes), world)
         visible = gather(_appears(claimed[0] / LOCK), world)
         if not all(visible):
             raise FusionZooError(
