@@ -330,9 +330,6 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def _encode_frozen(self, inputs: Mapping[str, Tensor]) -> Features:
-        return self._encode_in_parts(inputs)
-
-    def _encode_in_parts(self, inputs: Mapping[str, Tensor]) -> Features:
         """Encode `frozen_rows` rows at a time, which keeps the activations small.
 
         This changes no result, as the rows of a frozen encoder do not depend on each other.

@@ -297,13 +297,9 @@ def type_hints(cls: Callable[..., Any]) -> dict[str, Any]:
         return {}  # imported for the type checker alone
 
 
-def keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the keyword-only arguments of a class or function."""
-    return dict(_keyword_only(component))
-
-
 @cache
-def _keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def keyword_only(component: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a class or function."""
     arguments = inspect.signature(component).parameters.values()
     return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
 

@@ -420,7 +420,8 @@ def words(cell: str) -> list[str]:
     """
     entries = read_list(cell)
     if entries is not None:
-        return label_words(entries) if not is_vector(entries) else _positions(entries)
+        positions = [str(position) for position, bit in enumerate(entries) if bit]
+        return positions if is_vector(entries) else label_words(entries)
     return [label_word(word) for word in cell.split(";") if word.strip()]
 
 
@@ -523,10 +524,6 @@ def join_vector(bits: Sequence[Any]) -> str:
     '[1 0 1]'
     """
     return f"[{' '.join('1' if bit else '0' for bit in bits)}]"
-
-
-def _positions(bits: Sequence[Any]) -> list[str]:
-    return [str(position) for position, bit in enumerate(bits) if bit]
 
 
 def length_of_vectors(cells: Sequence[Sequence[Any] | None]) -> int:

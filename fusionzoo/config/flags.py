@@ -29,17 +29,13 @@ EXPONENT = (
 NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
-def check_tree(root: Any, source: str) -> None:
-    """Raise an error for a duplicate key, an alias to itself, or aliases that multiply.
-
-    YAML's own loader keeps the last value of a duplicate key. Ten lines of aliases of aliases may
-    stand for more values than memory holds ("billion laughs").
-    """
-    _count_values(root, source, {}, set())
-
-
 def _count_values(node: Any, source: str, counts: dict[int, int], above: set[int]) -> int:
-    """Return the number of values below a node; `above` are the nodes that contain it."""
+    """Return the number of values below a node; `above` are the nodes that contain it.
+
+    Raise an error for a duplicate key, of which YAML's own loader keeps the last value, an alias to
+    itself, or aliases that multiply: ten lines of aliases of aliases may stand for more values than
+    memory holds ("billion laughs").
+    """
     import yaml
 
     if not isinstance(node, yaml.CollectionNode):
@@ -264,7 +260,7 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
     import yaml
 
     try:
-        check_tree(yaml.compose(text, yaml.SafeLoader), source)
+        _count_values(yaml.compose(text, yaml.SafeLoader), source, {}, set())
         return yaml.load(text, yaml_loader())
     except FusionZooError:
         raise

@@ -218,16 +218,10 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
 
 def _find(name: str) -> Callable[..., optim.Optimizer]:
     """Return torch's optimiser of that name, else timm's."""
-    torch_optimizers = {
-        key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)
-    }
-    torch_optimizers = {
-        key: kind for key, kind in torch_optimizers.items() if issubclass(kind, optim.Optimizer)
-    }
-    del (
-        torch_optimizers["optimizer"],
-        torch_optimizers["muon"],
-    )  # torch's Muon takes no vectors; timm's does
+    kinds = {key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)}
+    torch_optimizers = {k: kind for k, kind in kinds.items() if issubclass(kind, optim.Optimizer)}
+    for key in ("optimizer", "muon"):  # torch's Muon takes no vectors; timm's does
+        del torch_optimizers[key]
     if name in UNFIT:
         raise FusionZooError(
             f"--optim.name {name} needs {UNFIT[name]}, which training does not provide"
