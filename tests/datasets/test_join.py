@@ -17,6 +17,7 @@ from fusionzoo import PairedDataset
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.paths import collecting
 from fusionzoo.errors import FusionZooError
+from helpers.samples import assert_same
 
 
 def products(number: int = 6, **changes: Any) -> list[dict[str, Any]]:
@@ -385,22 +386,6 @@ def test_a_left_join_keeps_the_first_source_and_three_sources_are_counted() -> N
 
 
 # ---- to_manifest
-
-
-def assert_same(data: PairedDataset, other: PairedDataset) -> None:
-    assert list(other.modalities.items()) == list(data.modalities.items())
-    assert other.ids == data.ids
-    assert (other.labels, other.groups) == (data.labels, data.groups)
-    assert other.split_names == data.split_names
-    assert torch.equal(other.present, data.present)
-    for position in range(len(data)):
-        for name, value in data[position].values.items():
-            again = other[position].values[name]
-            if hasattr(value, "samples"):
-                assert again.rate == value.rate
-                value, again = value.samples, again.samples
-            same = torch.equal(value, again) if isinstance(value, torch.Tensor) else value == again
-            assert same, (position, name)
 
 
 def test_a_join_is_written_and_read_again(tmp_path: Path) -> None:

@@ -220,7 +220,6 @@ def test_a_layout_is_a_table_of_its_samples_and_says_which_are_missing(
     assert (dataset.classes, len(set(dataset.groups))) == (classes, groups)
     for row in range(len(dataset)):
         sample = dataset[row]
-        assert sample is not None
         has = [value is not None for value in sample.values.values()]
         assert has == dataset.present[row].tolist()
     reading = next(line for line in data_summary(dataset) if line.startswith("read as"))

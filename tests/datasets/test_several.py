@@ -277,7 +277,6 @@ def test_every_picture_of_a_sample_gets_a_gradient_and_padding_none(encoder: Any
     pixels = torch.rand(2, 3, 3, 32, 32, generator=noise).requires_grad_()
     features = encoder({"pixels": pixels, ITEM_COUNTS: torch.tensor([3, 1])})
     (features.tokens.square().sum() + features.pooled.sum()).backward()
-    assert pixels.grad is not None
     per_item = pixels.grad.abs().sum((2, 3, 4)) > 0
     assert per_item.tolist() == [[True, True, True], [True, False, False]]
     encoder.zero_grad()

@@ -363,7 +363,6 @@ def test_json_lines_keep_dates_as_text(tmp_path: Path) -> None:
 def workbook(path: Path, rows: Any, *, before: int = 0, sheets: Any = ()) -> Path:
     book = openpyxl.Workbook()
     sheet = book.active
-    assert sheet is not None
     for _ in range(before):
         sheet.append([])
     for row in rows:
@@ -574,8 +573,7 @@ def test_a_decimal_comma_is_read_or_pointed_out(tmp_path: Path) -> None:
         ' decimal="," reads it as 25.06'
     )
     data = table(tmp_path, text, targets=kinds, shares=(1, 0, 0), decimal=",")
-    numbers = data.scheme[0].original(data.targets)[:, 0] if data.scheme else None
-    assert numbers is not None
+    numbers = data.scheme[0].original(data.targets)[:, 0]
     assert numbers.tolist() == pytest.approx([25.06, -35, 7], abs=1e-5)
     assert data.references("text")[0] == "2,5 kg"  # text stays as it is
     assert summary(data)["read as"] == "delimiter ';', decimal comma"
@@ -720,7 +718,6 @@ def test_labels_of_several_are_spread_too(tmp_path: Path) -> None:
         f"s{n},{'sun; sea' if n % 13 == 0 else 'sea' if n % 2 else ';'},x\n" for n in range(60)
     )
     data = table(tmp_path, "id,tags,text\n" + rows, targets={"tags": "multilabel"})
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun")
     with_sun = {split for split, x in zip(data.split_names, data.targets[:, 1], strict=True) if x}
     assert with_sun == {"train", "val", "test"}
@@ -820,11 +817,9 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
     rows = "".join(f's{n},"{("sun, sea", "sun", "sea", "")[n % 4]}",x\n' for n in range(80))
     text, kinds = "id,tags,text\n" + rows, {"tags": "multilabel"}
     data = table(tmp_path, text, targets=kinds)
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun", "sun, sea")
     assert "--data.label_separator ," in summary(data)["hint"]
     data = table(tmp_path, text, targets=kinds, label_separator=",")
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun")
     assert data.targets[:3].tolist() == [[1, 1], [0, 1], [1, 0]]
     assert data.targets[3].isnan().all()

@@ -230,5 +230,4 @@ def test_the_real_stamps_are_the_documented_ones(
         assert set(data.split(split).labels) == set(data.classes)
     for i in range(0, len(data), len(data) // 30):
         sample = data[i]
-        assert sample is not None
         assert sample.values["image"].shape[0] == 3
