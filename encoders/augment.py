@@ -430,7 +430,11 @@ def _by_modality(
         switches = dict(branch) if isinstance(branch, Mapping) else {}
         strength = branch if branch is not None and not isinstance(branch, Mapping) else common
         strength = check_strength(f"{name}.strength", switches.pop("strength", strength))
-        _check_switches(name, encoder.kind, switches)
+        for key, value in switches.items():
+            flag, known = f"--data.augment.{name}.{key}", ("strength", *OPERATIONS[encoder.kind])
+            check_known(key, known, f"{flag}: no such setting", f"{encoder.kind} has")
+            if not isinstance(value, bool):
+                raise FusionZooError(f"{flag} {value!r}: it must be true or false")
         resolved.append((name, strength, switches))
     if common and not resolved:
         kinds = ", ".join(sorted({encoder.kind for encoder in encoders.values()}))
@@ -447,14 +451,6 @@ def check_strength(key: str, strength: Any) -> float:
     if strength > 1:
         raise FusionZooError(f"--data.augment.{key} {strength:g}: it must be from 0 to 1")
     return float(strength)
-
-
-def _check_switches(name: str, kind: str, switches: Mapping[str, Any]) -> None:
-    for key, value in switches.items():
-        known = ("strength", *OPERATIONS[kind])
-        check_known(key, known, f"--data.augment.{name}.{key}: no such setting", f"{kind} has")
-        if not isinstance(value, bool):
-            raise FusionZooError(f"--data.augment.{name}.{key} {value!r}: it must be true or false")
 
 
 def _operations(

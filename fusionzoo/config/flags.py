@@ -113,7 +113,7 @@ def parse_flags(args: Sequence[str], names: Sequence[str] = ()) -> Tree:
             raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
         key, equals, text = word[2:].partition("=")
         if not equals:
-            text = words.pop(0) if words and not _is_flag(words[0]) else "true"
+            text = words.pop(0) if words and not re.match(r"--[A-Za-z]", words[0]) else "true"
         _set(tree, key, parse_value(text))
     return tree
 
@@ -268,10 +268,6 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
         raise FusionZooError(f"{problem}: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: dates such as 2001-99-99
         raise FusionZooError(f"{problem}: {one_line(error)}") from None
-
-
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--[A-Za-z]", word))
 
 
 @cache

@@ -150,7 +150,9 @@ class RunInProgress:
             if not state.step:
                 self._save()
             while self._has_steps() and not out_of_patience(state, cfg):
-                late = state.step > 0 and self._is_late(cfg.time_limit)
+                late = state.step > 0 and from_main(
+                    self.tracker.is_late(cfg.time_limit), self.trainer.world
+                )
                 stopped = OUT_OF_TIME if late else self.train_epoch(signals)
                 if stopped not in (0, OUT_OF_TIME):
                     tracker.say(f"stopped at step {state.step}: {tracker.how_to_go_on}")
@@ -196,9 +198,6 @@ class RunInProgress:
         for note in self.state.refit(self.epoch_steps):
             self.tracker.say(note)
         self.tracker.progress(steps, self.state.step)
-
-    def _is_late(self, limit: str | float | None) -> bool:
-        return from_main(self.tracker.is_late(limit), self.trainer.world)
 
     def _has_steps(self) -> bool:
         return self.state.evaluated * self.epoch_steps < self.steps
