@@ -452,17 +452,15 @@ def test_cells_of_a_sheet_are_counted_while_they_are_read(
         tracemalloc.stop()
 
 
-def test_too_many_styles_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    path = with_part(tmp_path / "m.xlsx", "xl/styles.xml", b"</cellXfs>", b"<xf/>" * 300_000)
-    with pytest.raises(FusionZooError, match=r"xl/styles\.xml is too large: 300,\d+ XML elements"):
-        opened(path)
-
-
-def test_a_row_of_millions_of_empty_cells_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_too_many_styles_or_empty_cells_are_refused_before_they_are_read(tmp_path: Path) -> None:
     row = b'<row r="3">' + b"<c/>" * 5_000_000 + b"</row>"  # of 5 kB in the file
-    path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", row)
-    with pytest.raises(FusionZooError, match=r"sheet1\.xml is too large: 26\d,\d+ XML elements"):
-        opened(path)
+    for name, before, inserted, count in (
+        ("xl/styles.xml", b"</cellXfs>", b"<xf/>" * 300_000, r"300,\d+"),
+        ("xl/worksheets/sheet1.xml", b"</sheetData>", row, r"26\d,\d+"),
+    ):
+        path = with_part(tmp_path / "m.xlsx", name, before, inserted)
+        with pytest.raises(FusionZooError, match=rf"{name} is too large: {count} XML elements"):
+            opened(path)
 
 
 @pytest.mark.parametrize(
@@ -765,8 +763,6 @@ def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Pa
     data = table(tmp_path, text)
     assert data.classes == ["Cat", "cat", "dog"]
     assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
-    data = table(tmp_path, text, targets={"target": "classification"})
-    assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
     assert "hint" not in summary(table(tmp_path, text.replace("Cat", "cow")))
 
 
@@ -779,7 +775,6 @@ def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Pa
         (["sun;sea", "sun", "sea"] * 5, "--objective.name multilabel"),
         (["sun, sea", "sun", "sea"] * 5, "--objective.name multilabel --data.label_separator ,"),
         (["sun|sea", "sun", "sea"], "--objective.name multilabel --data.label_separator '|'"),
-        (["a;b", "b", "c;a"] * 5, "--objective.name multilabel"),
         (["one", "two", "three", "four"], "each of the 4 targets occurs once"),
         ([str(n % 10) for n in range(100)], ""),
         ([str(n % 30) for n in range(1000)], ""),
@@ -834,26 +829,23 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
 
 def test_ids_splits_groups_and_labels_as_bytes_are_text(tmp_path: Path) -> None:
     columns = {
-        "id": [b"a", b"b"],
-        "split": [b"train", b"test"],
-        "target": [b"x", b"x"],
-        "group": [b"p1", b"p2"],
+        "id": ["a", "b"],
+        "split": ["train", "test"],
+        "target": ["x", "x"],
+        "group": ["p", "q"],
     }
-    dataset = create_dataset(pa.table({**columns, "text": ["one", "two"]}))
-    assert dataset.table["id"].to_pylist() == ["a", "b"]
-    assert dataset.split_names == ["train", "test"]
-    assert list(dataset.classes) == ["x"]
-    assert dataset.groups == ["p1", "p2"]
+    cells = {name: [cell.encode() for cell in column] for name, column in columns.items()}
+    data = create_dataset(pa.table({**cells, "text": ["one", "two"]}))
+    found = (data.ids, data.split_names, data.labels, data.groups)
+    assert found == tuple(columns.values())
 
 
 @pytest.mark.parametrize("last", [20_004, 1_048_576])
 def test_a_cell_far_below_the_table_is_an_error_that_names_its_row(
     last: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "m.xlsx"
-    book = openpyxl.Workbook()
-    for row in (["id", "text"], ["a", "one"], ["b", "two"]):
-        book.active.append(row)
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "one"], ["b", "two"]])
+    book = openpyxl.load_workbook(path)
     book.active.cell(last, 5).value = None  # formatted, but empty
     book.active.cell(last, 5).font = openpyxl.styles.Font(bold=True)
     book.save(path)
