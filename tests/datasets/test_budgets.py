@@ -128,16 +128,12 @@ def test_a_cut_picture_is_noticed(suffix: str, share: float, tmp_path: Path) -> 
     path = tmp_path / f"cut.{suffix}"
     Image.fromarray(noise).resize((160, 120)).save(path)
     assert decode_image(path).shape == (3, 120, 160)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    assert f"cut.{suffix}" in refusal("image", path)
-
-
-def test_a_png_without_its_last_chunk_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "cut.png"
-    Image.new("RGB", (9, 9)).save(path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-12])
-    assert "last chunk, IEND, is missing" in refusal("image", path)
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert f"cut.{suffix}" in refusal("image", path)
+    if suffix == "png":
+        path.write_bytes(whole[:-12])
+        assert "last chunk, IEND, is missing" in refusal("image", path)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 30])
