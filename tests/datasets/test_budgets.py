@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import struct
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,15 @@ from fusionzoo.datasets.media.budgets import BUDGETS
 from fusionzoo.datasets.media.decode import decode, decode_image
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
+from helpers.memory import at_most
 
 MEGABYTE = 1 << 20
 
 
 def refusal(kind: str, value: Any) -> str:
     """Return the one line that refuses a value; little memory may be taken until then."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(FusionZooError) as caught:
-            decode(kind, value)
-        assert tracemalloc.get_traced_memory()[1] < 20 * MEGABYTE
-    finally:
-        tracemalloc.stop()
+    with at_most(20 * MEGABYTE), pytest.raises(FusionZooError) as caught:
+        decode(kind, value)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -96,13 +91,10 @@ def test_ten_silent_hours_are_read_in_part_only(tmp_path: Path) -> None:
     with soundfile.SoundFile(path, "w", 16_000, 1) as file:
         for _ in range(30):
             file.write(np.zeros(60 * 16_000, np.int16))
-    tracemalloc.start()
-    clip = decode_audio(path)
-    assert isinstance(clip, AudioFile) and clip.frames == 1800 * 16_000
-    assert len(WaveProcessor(16_000, 5.0)(clip)["wave"]) == 80_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20 * MEGABYTE
+    with at_most(20 * MEGABYTE):
+        clip = decode_audio(path)
+        assert isinstance(clip, AudioFile) and clip.frames == 1800 * 16_000
+        assert len(WaveProcessor(16_000, 5.0)(clip)["wave"]) == 80_000
 
 
 def test_a_rate_that_no_device_has_is_refused(tmp_path: Path) -> None:

@@ -29,12 +29,8 @@ d,val,four,,,10,
 e,val,five,dog,40,1,sea
 f,test,six,cat,20,3,sea; sun
 """
-KIND_OF = {
-    "kind": "classification",
-    "age": "regression",
-    "grade": "ordinal",
-    "tags": "multilabel",
-}
+KINDS = ("classification", "regression", "ordinal", "multilabel")
+KIND_OF = dict(zip(("kind", "age", "grade", "tags"), KINDS, strict=True))
 
 
 def open_csv(folder: Path, text: str = CSV, **settings: Any) -> PairedDataset:
@@ -153,10 +149,7 @@ FORMS = {
 
 
 def open_labels(cells: Sequence[Any], kind: str = "multilabel", **settings: Any) -> PairedDataset:
-    rows = [
-        {"id": f"r{n}", "split": "train", "text": "t", "target": cell}
-        for n, cell in enumerate(cells)
-    ]
+    rows = [{"split": "train", "text": "t", "target": cell} for cell in cells]
     return create_dataset(rows, targets={"target": kind}, **settings)
 
 
@@ -319,8 +312,7 @@ def test_a_class_that_is_read_as_missing_is_named_with_the_setting(
     path = write_csv(tmp_path, [word, "EU", "AS", "EU"])
     with pytest.raises(FusionZooError) as caught:
         create_dataset(path)
-    assert f"row 2, sample 'r0' (split 'train') has no target (read as missing: {word!r} 1" in str(
-        caught.value
-    )
+    place = "row 2, sample 'r0' (split 'train')"
+    assert f"{place} has no target (read as missing: {word!r} 1" in str(caught.value)
     assert "`--data.na ''` reads such words as they are" in str(caught.value)
     assert create_dataset(path, na="").classes == sorted([word, "EU", "AS"])
