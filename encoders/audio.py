@@ -172,8 +172,23 @@ def mean_pooled(tokens: Tensor, mask: Tensor) -> Features:
     return Features(tokens, mask, masked_mean(tokens, mask))
 
 
+class WaveEncoder(Encoder):
+    """Base of the encoders of waves: clips at `rate` Hz, in windows of at most `longest` s."""
+
+    kind = "audio"
+    cut_by = "longest"
+    step = 0.0  # s; clips are padded with silence to a multiple of it
+
+    def __init__(self, rate: int, longest: float, windows: int) -> None:
+        super().__init__()
+        self.rate, self.longest, self.windows = rate, longest, windows
+
+    def processor(self, train: bool) -> Processor:
+        return WaveProcessor(self.rate, self.longest, self.step, num_windows=self.windows)
+
+
 @ENCODERS.register("mel", family="audio", takes_model=True)
-class MelTimm(Encoder):
+class MelTimm(WaveEncoder):
     """Encode the log-mel spectrogram of a fixed-length window with any timm model.
 
     A clip is cropped or padded with silence to `duration`; cells of the feature map that begin
@@ -195,7 +210,6 @@ class MelTimm(Encoder):
         returns: Features of (B, T, D), (B, T), (B, D)
     """
 
-    kind = "audio"
     cut_by = "duration"
     masks_spectrogram = True
 
@@ -212,10 +226,9 @@ class MelTimm(Encoder):
         windows: int = 1,
         **model_settings: Any,
     ) -> None:
-        super().__init__()
-        self.rate, self.samples = rate, round(duration * rate)
+        super().__init__(rate, duration, windows)
+        self.samples = round(duration * rate)
         self.mel = LogMel(rate, num_mels, window, hop)
-        self.duration, self.windows = duration, windows
         self.size = num_mels, 1 + self.samples // self.mel.hop  # bands and frames
         self.padded = self.size  # with silence, to what the model takes
         self._build(model, pretrained, model_settings)
@@ -248,9 +261,6 @@ class MelTimm(Encoder):
         features = self.encode({"wave": wave, "lengths": torch.tensor([self.samples])})
         if features.tokens.shape[1:] != (features.mask.shape[1], self.dim):
             raise ValueError(f"tokens of shape {tuple(features.tokens.shape[1:])}")
-
-    def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.duration, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave = inputs["wave"]
@@ -296,7 +306,7 @@ def _build_for(
 
 
 @ENCODERS.register("mel/stats", family="audio")
-class MelStats(Encoder):
+class MelStats(WaveEncoder):
     """Compute mean and standard deviation over time of each log-mel band: a baseline to beat.
 
     It has no parameters and gives one token. Padded frames are excluded.
@@ -314,8 +324,6 @@ class MelStats(Encoder):
         D = 2 num_mels
     """
 
-    kind = "audio"
-    cut_by = "longest"
     masks_spectrogram = True
 
     def __init__(
@@ -328,13 +336,9 @@ class MelStats(Encoder):
         longest: float = 10.0,
         windows: int = 1,
     ) -> None:
-        super().__init__()
-        self.windows = windows
-        self.rate, self.longest, self.dim = rate, longest, 2 * num_mels
+        super().__init__(rate, longest, windows)
+        self.dim = 2 * num_mels
         self.mel = LogMel(rate, num_mels, window, hop)
-
-    def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         # The transform reflects the wave at its ends, so it refuses a very short one.
@@ -359,7 +363,7 @@ class MelStats(Encoder):
 
 
 @ENCODERS.register("torchaudio", family="audio", takes_model=True)
-class TorchaudioBundle(Encoder):
+class TorchaudioBundle(WaveEncoder):
     """Encode speech with a model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, ...
 
     Tokens are the last layer's frames, pooled is their mean. Some of these models normalise over
@@ -375,15 +379,12 @@ class TorchaudioBundle(Encoder):
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, D), (B, T), (B, D)
     """
 
-    kind = "audio"
-    cut_by = "longest"
+    step = STEP
     one_length = True
 
     def __init__(
         self, model: str, *, pretrained: bool = True, longest: float = 20.0, windows: int = 1
     ) -> None:
-        super().__init__()
-        self.windows = windows
         torchaudio = require_torchaudio()
         bundles = [
             name
@@ -396,17 +397,14 @@ class TorchaudioBundle(Encoder):
                 f" There are: {', '.join(bundles)}."
             )
         bundle = _bundle(model)
+        super().__init__(int(bundle.sample_rate), longest, windows)
         if pretrained:
             self.net = from_hub(f"torchaudio/{model}", bundle.get_model, PYTORCH_HUB)
         else:
             build = getattr(torchaudio.models, f"{bundle._model_type.lower()}_model")
             self.net = build(**{**bundle._params, "aux_num_out": None})
         self.normalise = pretrained is False and bundle._normalize_waveform
-        self.rate, self.longest = int(bundle.sample_rate), longest
         self.dim = bundle._params["encoder_embed_dim"]
-
-    def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return mean_pooled(*run_by_length(inputs["lengths"], self._run, inputs["wave"]))
@@ -424,7 +422,7 @@ def _bundle(name: str) -> Any:
 
 
 @ENCODERS.register("torchaudio/conformer", family="audio")
-class Conformer(Encoder):
+class Conformer(WaveEncoder):
     """Encode log-mel frames with torchaudio's Conformer, trained from scratch.
 
     Gulati et al. 2020, arXiv:2005.08100. Its convolutions would read padded frames, so rows of
@@ -446,8 +444,7 @@ class Conformer(Encoder):
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, dim), (B, T), (B, dim)
     """
 
-    kind = "audio"
-    cut_by = "longest"
+    step = STEP
 
     def __init__(
         self,
@@ -462,21 +459,17 @@ class Conformer(Encoder):
         longest: float = 20.0,
         windows: int = 1,
     ) -> None:
-        super().__init__()
-        self.windows = windows
+        super().__init__(rate, longest, windows)
         torchaudio = require_torchaudio()
         if dim % num_heads:
             raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
-        self.rate, self.dim, self.longest = rate, dim, longest
+        self.dim = dim
         self.mel = LogMel(rate, num_mels, 0.025, 0.010)
         # Four frames of 10 ms become one token.
         self.project = nn.Conv1d(num_mels, dim, kernel_size=4, stride=4)
         self.conformer = torchaudio.models.Conformer(
             dim, num_heads, 4 * dim, num_layers, kernel_size, dropout, use_group_norm=True
         )
-
-    def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         return mean_pooled(*run_by_length(inputs["lengths"], self._run, inputs["wave"]))

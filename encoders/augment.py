@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, check_number, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, check_number
 from fusionzoo.structures import Clip, seed_of
 
 from .base import Encoder, Item, Processor
@@ -415,12 +415,8 @@ def _by_modality(
         return []
     tree = dict(settings) if isinstance(settings, Mapping) else {"strength": settings}
     common = check_strength("strength", tree.pop("strength", 0.0))
-    for name in tree:
-        if name not in encoders and name not in left_out:
-            raise FusionZooError(
-                f"--data.augment.{name}: the data has no modality {name!r}."
-                f"{did_you_mean(name, encoders)} It has: {', '.join(encoders)}."
-            )
+    for name in tree.keys() - {*left_out}:
+        check_known(name, encoders, f"--data.augment.{name}: the data has no modality {name!r}")
     resolved = []
     for name, encoder in encoders.items():
         branch = tree.get(name)
@@ -434,7 +430,11 @@ def _by_modality(
         switches = dict(branch) if isinstance(branch, Mapping) else {}
         strength = branch if branch is not None and not isinstance(branch, Mapping) else common
         strength = check_strength(f"{name}.strength", switches.pop("strength", strength))
-        _check_switches(name, encoder.kind, switches)
+        for key, value in switches.items():
+            flag, known = f"--data.augment.{name}.{key}", ("strength", *OPERATIONS[encoder.kind])
+            check_known(key, known, f"{flag}: no such setting", f"{encoder.kind} has")
+            if not isinstance(value, bool):
+                raise FusionZooError(f"{flag} {value!r}: it must be true or false")
         resolved.append((name, strength, switches))
     if common and not resolved:
         kinds = ", ".join(sorted({encoder.kind for encoder in encoders.values()}))
@@ -451,18 +451,6 @@ def check_strength(key: str, strength: Any) -> float:
     if strength > 1:
         raise FusionZooError(f"--data.augment.{key} {strength:g}: it must be from 0 to 1")
     return float(strength)
-
-
-def _check_switches(name: str, kind: str, switches: Mapping[str, Any]) -> None:
-    for key, value in switches.items():
-        if key not in OPERATIONS[kind]:
-            known = ("strength", *OPERATIONS[kind])
-            raise FusionZooError(
-                f"--data.augment.{name}.{key}: no such setting.{did_you_mean(key, known)}"
-                f" {kind} has: {', '.join(known)}"
-            )
-        if not isinstance(value, bool):
-            raise FusionZooError(f"--data.augment.{name}.{key} {value!r}: it must be true or false")
 
 
 def _operations(

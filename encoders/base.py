@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
 
@@ -335,9 +335,6 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def _encode_frozen(self, inputs: Mapping[str, Tensor]) -> Features:
-        return self._encode_in_parts(inputs)
-
-    def _encode_in_parts(self, inputs: Mapping[str, Tensor]) -> Features:
         """Encode `frozen_rows` rows at a time, which keeps the activations small.
 
         This changes no result, as the rows of a frozen encoder do not depend on each other.
@@ -444,11 +441,7 @@ def initialise(module: nn.Module, scheme: str = "default", **settings: Any) -> n
     """
     if scheme == "default":
         return module
-    if scheme not in SCHEMES:
-        known = ", ".join(["default", *SCHEMES])
-        raise FusionZooError(
-            f"unknown init {scheme!r}.{did_you_mean(scheme, SCHEMES)} There are: {known}."
-        )
+    check_known(scheme, ["default", *SCHEMES], f"unknown init {scheme!r}", "There are")
     for layer in module.modules():
         if isinstance(layer, WEIGHTED):
             SCHEMES[scheme](layer.weight, **settings)

@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, explained
 from fusionzoo.structures import Features
 
 from .base import ENCODERS, Item, unmasked
@@ -106,15 +106,10 @@ class ClipEncoder(ImageEncoder):
     def measure(self) -> None:
         """Set `dim` by running a blank clip; a model that cannot run it fails here."""
         self.eval()
-        try:
+        clip = "clips of {} frames of {} x {}".format(self.num_frames, *self.preparation.size)
+        with explained(f"{type(self.net).__name__} cannot encode {clip}"):
             blank = self.processor(False).blank()["pixels"]
             self.dim = self.encode({"pixels": blank[None]}).tokens.shape[-1]
-        except Exception as error:
-            height, width = self.preparation.size
-            raise FusionZooError(
-                f"{type(self.net).__name__} cannot encode clips of {self.num_frames} frames of"
-                f" {height} x {width}: {one_line(error) or type(error).__name__}"
-            ) from error
         self.train()
 
 
@@ -211,15 +206,13 @@ class HFVideo(ClipEncoder):
         image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
         shades = torch.linspace(0, 64, self.num_frames).to(torch.uint8)
         frames = [image + shade for shade in shades]
-        try:
+        with explained(f"{source}: its processor fails"):
             if self.is_video:
                 clip = torch.stack(frames)
                 output = self.extractor([clip], do_sample_frames=False, return_tensors="pt")
             else:
                 output = self.extractor(frames, return_tensors="pt")
             expected = next(iter(output.values()))[0]
-        except Exception as error:
-            raise FusionZooError(f"{source}: its processor fails: {one_line(error)}") from error
         prepared = self.normalise(self.processor(False)(frames)["pixels"])
         if problem := difference(expected, prepared, self.scale):
             raise FusionZooError(

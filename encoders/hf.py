@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import evaluating
 
 from ._torchaudio import broken_torchaudio, torchaudio_or_none
@@ -405,15 +405,10 @@ def _any_tower(
         model = models[source]
     else:
         model = models[source] = load_model(source, True)
-    try:
+    with explained(f"{source}: the {kind} tower of a {config.model_type} cannot be run by itself"):
         tower = AnyTower(model, kind, projects, sample)
         tower.joint_config = copy.deepcopy(config)
         return tower
-    except Exception as error:
-        raise FusionZooError(
-            f"{source}: the {kind} tower of a {config.model_type} cannot be run by itself:"
-            f" {one_line(error)}"
-        ) from error
 
 
 def check_tower(source: str, config: Any, kind: str) -> None:

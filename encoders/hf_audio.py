@@ -19,7 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio, Clip, Features
 
 from .audio import PEAK, STEP, WaveProcessor, mean_pooled
@@ -306,13 +306,9 @@ class HFAudio(Encoder):
         draw = torch.Generator().manual_seed(0)
         waves = [0.1 * torch.randn(round(x * self.rate), generator=draw) for x in (0.5, 0.9, 0.5)]
         clips = [Audio(wave, self.rate) for wave in waves]
-        try:
+        extractor = type(self.extractor).__name__
+        with explained(f"{source}: {extractor} cannot prepare a clip of sound"):
             layouts = self._possible_layouts(clips)
-        except Exception as error:
-            raise FusionZooError(
-                f"{source}: {type(self.extractor).__name__} cannot prepare a clip of sound:"
-                f" {one_line(error)}"
-            ) from error
         self.eval()
         problem = ""
         for layout in layouts:

@@ -15,7 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Features
 
 from .base import ENCODERS, unmasked
@@ -125,12 +125,8 @@ class CheckpointImage(ImageEncoder):
             problem = f"{self.reason}; as it prepares them, a {name} cannot encode them"
             square, wide = _picture(side, side), _picture(side, 2 * side)
             run = partial(self._encode_all, self.own, (square, wide, square))
-        try:
+        with explained(problem):
             tokens = run().tokens
-        except FusionZooError:
-            raise
-        except Exception as error:
-            raise FusionZooError(f"{problem}: {one_line(error) or type(error).__name__}") from error
         self.train()
         if not torch.allclose(tokens[0], tokens[-1], atol=1e-3):
             raise FusionZooError(f"{name} drops patches at random, also in evaluation")
@@ -150,12 +146,8 @@ class CheckpointImage(ImageEncoder):
         down, across = torch.linspace(0, 255, 48), torch.linspace(0, 255, 64)
         grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
         image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
-        try:
+        with explained(f"{source}: its image processor fails"):
             expected = self.extractor(image, return_tensors="pt")["pixel_values"][0]
-        except Exception as error:
-            raise FusionZooError(
-                f"{source}: its image processor fails: {one_line(error)}"
-            ) from error
         prepared = self.normalise(self.processor(False)(image)["pixels"])
         if problem := difference(expected, prepared, self.scale):
             raise FusionZooError(

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.structures import Features, evaluating, masked_mean
 
 from .base import ENCODERS, Encoder, Processor, unmasked
@@ -278,13 +278,12 @@ class JointAudio(Encoder):
         self.rate = self.extractor.sampling_rate
         self.longest, self.windows = longest_clip(self.extractor, longest), windows
         prepare = self.processor(False)
-        try:
-            with evaluating(self), torch.no_grad():
-                self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
-        except Exception as error:
-            raise FusionZooError(
-                f"{source}: its audio tower cannot encode a clip: {one_line(error)}"
-            ) from error
+        with (
+            explained(f"{source}: its audio tower cannot encode a clip"),
+            evaluating(self),
+            torch.no_grad(),
+        ):
+            self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows

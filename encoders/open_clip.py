@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
 from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item, unmasked
@@ -39,6 +39,7 @@ WORD = {"context_length": 2, "vocab_size": 2, "width": 8, "heads": 1, "layers": 
 # Settings of a tokenizer that a configuration may hold. Not `trust_remote_code`, which would run
 # code, nor `reduction_mask`, which drops words at random: long texts are cut instead.
 TOKENIZER_SETTINGS = ("clean", "strip_sep_token", "language", "additional_special_tokens")
+CANNOT_ENCODE = "cannot encode what it prepares"
 _log = logging.getLogger("fusionzoo")
 
 
@@ -212,13 +213,8 @@ def _read(checkpoint: Checkpoint, action: Callable[[], Any]) -> Any:
     """Run what may read files of the model; a folder asks no hub but for a tower's own parts."""
     if checkpoint.folder is None and (checkpoint.tag or checkpoint.source.startswith(HUB)):
         return from_hub(f"open_clip/{checkpoint.name}", action)
-    try:
+    with explained(f"open_clip/{checkpoint.name} cannot be loaded"):
         return action()
-    except Exception as error:
-        raise FusionZooError(
-            f"open_clip/{checkpoint.name} cannot be loaded:"
-            f" {one_line(error) or type(error).__name__}"
-        ) from error
 
 
 @contextmanager
@@ -236,17 +232,6 @@ def _quiet() -> Iterator[None]:
     finally:
         root.removeFilter(drop)
         root.removeHandler(handler)
-
-
-def _try(model: str, measure: Callable[[], None]) -> None:
-    """Run a tower for the first time; one that cannot run is one error."""
-    try:
-        measure()
-    except Exception as error:
-        raise FusionZooError(
-            f"open_clip/{model} cannot encode what it prepares:"
-            f" {one_line(error) or type(error).__name__}"
-        ) from error
 
 
 def run_tower(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,7 +324,8 @@ class OpenClipImage(ImageEncoder):
         )
         self.set_processing(preparation, augment)
         self.checkpoint_settings = asdict(preparation)
-        _try(model, self.measure)
+        with explained(f"open_clip/{model} {CANNOT_ENCODE}"):
+            self.measure()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         tokens, pooled = run_tower(self.net, self.normalise(inputs["pixels"]))
@@ -416,7 +402,8 @@ class OpenClipText(Encoder):
         self.net = load_tower(self.checkpoint, "text", pretrained)
         self.tokenizer = load_open_clip_tokenizer(self.checkpoint)
         self.pad_id = OpenClipTokens(self.tokenizer).pad_id
-        _try(model, self.measure)
+        with explained(f"open_clip/{model} {CANNOT_ENCODE}"):
+            self.measure()
 
     @torch.no_grad()
     def measure(self) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Features, masked_mean
 
 from .base import Item, Processor
@@ -73,14 +73,10 @@ class OwnProcessor(Processor):
     def __call__(self, value: Tensor, generator: torch.Generator | None = None) -> Item:
         if generator is not None:
             value = randomly_cropped(value, self.augment, generator)
-        try:
+        size = f"{value.shape[2]} x {value.shape[1]}"
+        with explained(f"the image processor of {self.source} does not take an image of {size}"):
             prepared = self._tensors([value])
             item = {x: prepared[x] if x in self.joined else prepared[x][0] for x in self.names}
-        except Exception as error:
-            raise FusionZooError(
-                f"the image processor of {self.source} does not take an image of"
-                f" {value.shape[2]} x {value.shape[1]}: {one_line(error)}"
-            ) from error
         return item | {f"{name}{SHAPE}": torch.tensor(x.shape) for name, x in item.items()}
 
     def varies(self, value: Tensor) -> bool:

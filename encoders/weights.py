@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, check_known, explained, one_line
 from fusionzoo.files import without_folders
 from fusionzoo.structures import evaluating
 
@@ -90,14 +90,12 @@ def read_weights(path: Path, prefix: str = "") -> StoredTensors:
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise FusionZooError(f"no weights file {path}")
-    try:
+    with explained(f"{path} cannot be read as weights"):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(str(path))
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read as weights: {one_line(error)}") from error
 
 
 def _is_state_dict(contents: Mapping[Any, Any]) -> bool:
@@ -278,14 +276,8 @@ def from_hub(name: str, load: Callable[[], T], url: str | None = None) -> T:
                 " Two ways out: pretrained=false trains from scratch; a local folder or file"
                 " (hf/<folder>, or weights=<file> with pretrained=false) needs no hub"
             ) from cache_miss
-    try:
+    with explained(f"the hub did not return the weights of {name!r}"):
         return load()
-    except FusionZooError:
-        raise
-    except Exception as error:
-        raise FusionZooError(
-            f"the hub did not return the weights of {name!r}: {one_line(error)}"
-        ) from error
 
 
 def is_reachable(url: str) -> bool:
@@ -327,11 +319,7 @@ def add_lora(
     if not isinstance(settings, Mapping):
         raise FusionZooError(f"{name} is a group of settings: give {name}.r {DEFAULTS['r']}")
     for key in settings:
-        if key not in DEFAULTS:
-            raise FusionZooError(
-                f"{name}.{key}: lora has no such setting.{did_you_mean(key, DEFAULTS)}"
-                f" It has: {', '.join(DEFAULTS)}."
-            )
+        check_known(key, DEFAULTS, f"{name}.{key}: lora has no such setting")
     torchaudio_or_none()  # if it cannot be imported, transformers, which peft needs, shall not try
     try:
         from peft import LoraConfig, inject_adapter_in_model

@@ -24,8 +24,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
 from ._torchaudio import torchaudio_or_none
-from .audio import PEAK, LogMel, WaveProcessor, mean_pooled
-from .base import ENCODERS, Encoder, Processor
+from .audio import PEAK, LogMel, WaveEncoder, mean_pooled
+from .base import ENCODERS
 from .hf import aligned, find_source, load_auto, load_model
 from .weights import resolve
 
@@ -108,7 +108,7 @@ PACKAGED = {
 
 
 @ENCODERS.register("whisper", family="audio", takes_model=True)
-class Whisper(Encoder):
+class Whisper(WaveEncoder):
     """Encode speech with Whisper's encoder (Radford et al. 2023), on the clip's own length.
 
     The model was trained on windows of 30 s; here a window ends with its clip, and the position
@@ -129,8 +129,6 @@ class Whisper(Encoder):
         -> (B, T, D), (B, T), (B, D)
     """
 
-    kind = "audio"
-
     def __init__(
         self,
         model: str,
@@ -141,7 +139,7 @@ class Whisper(Encoder):
         windows: int = 1,
         assets: Path | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(RATE, longest, windows)
         if longest > LONGEST:
             raise FusionZooError(f"longest={longest:g}: Whisper hears at most {LONGEST:g} s")
         self.net = build(model, pretrained, assets)
@@ -150,11 +148,7 @@ class Whisper(Encoder):
             raise FusionZooError(f"layers={layers}: whisper/{model} has {num_layers}")
         self.net.layers = self.net.layers[: layers or num_layers]
         self.dim = self.net.config.d_model
-        self.longest, self.windows = longest, windows
         self.mel = WhisperMel(self.net.config.num_mel_bins)
-
-    def processor(self, train: bool) -> Processor:
-        return WaveProcessor(RATE, self.longest, num_windows=self.windows)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         wave, lengths = inputs["wave"], inputs["lengths"].clamp(min=1)

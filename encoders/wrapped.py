@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import KINDS, Audio, Features, masked_mean
 
 from .base import Encoder, Item, Processor
@@ -40,13 +40,8 @@ class FunctionProcessor(Processor):
         self.function, self.blank_value = function, blank
 
     def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        try:
+        with explained(f"the processor cannot prepare a value of type {type(value).__name__}"):
             prepared = self.function(value)
-        except Exception as error:
-            raise FusionZooError(
-                f"the processor cannot prepare a value of type {type(value).__name__}:"
-                f" {one_line(error)}"
-            ) from error
         item = dict(prepared) if isinstance(prepared, Mapping) else {"values": prepared}
         for name, x in item.items():
             if not isinstance(x, Tensor):

@@ -200,6 +200,20 @@ def from_main(value: Any, world: World) -> Any:
     return gather(value, world)[0]
 
 
+def on_main(action: Callable[[], Any], world: World) -> Any:
+    """Return what `action` returns on the main process; where that fails, every process raises."""
+    result = problem = None
+    if world.main:
+        try:
+            result = action()
+        except (FusionZooError, OSError) as error:
+            problem = str(error)
+    result, problem = from_main((result, problem), world)
+    if problem is not None:
+        raise FusionZooError(problem)
+    return result
+
+
 def launch_or_join(
     cfg: DistConfig,
     device: str,

@@ -83,6 +83,27 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
+def check_known(name: str, known: Iterable[str], problem: str, listed: str = "It has") -> None:
+    """Raise `problem`, the nearest of the known names and all of them, if `name` is none of them.
+
+    >>> check_known("a", ["a", "b"], "the data has no modality 'a'")
+    """
+    names = list(known)
+    if name not in names:
+        raise FusionZooError(f"{problem}.{did_you_mean(name, names)} {listed}: {', '.join(names)}.")
+
+
+@contextmanager
+def explained(problem: str) -> Iterator[None]:
+    """Turn another library's error in the block into one that says what the problem is."""
+    try:
+        yield
+    except FusionZooError:
+        raise
+    except Exception as error:
+        raise FusionZooError(f"{problem}: {one_line(error) or type(error).__name__}") from error
+
+
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise an error if the value of a setting is not one of the choices."""
     if value not in choices:
@@ -100,11 +121,7 @@ def check_number(setting: str, value: Any, low: float, below: float = float("inf
 def check_modality(setting: str, value: str | None, dims: Mapping[str, int]) -> str:
     """Return the modality that a setting names (None: the first); raise if there is no such one."""
     name = next(iter(dims)) if value is None else value
-    if name not in dims:
-        raise FusionZooError(
-            f"{setting}={name!r} is no modality.{did_you_mean(name, dims)}"
-            f" There are: {', '.join(dims)}."
-        )
+    check_known(name, dims, f"{setting}={name!r} is no modality", "There are")
     return name
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
-from .errors import FusionZooError, did_you_mean
+from .errors import FusionZooError, check_known, did_you_mean
 from .plugins import definition_of, import_class, is_reference, load_installed
 
 if TYPE_CHECKING:
@@ -257,19 +257,12 @@ class Registry(Generic[T, E]):
 
     def _make_entry(self, name: str, cls: Callable[..., Any], facts: Mapping[str, Any]) -> E:
         for fact in facts:
-            if fact not in self._fact_names():
-                raise FusionZooError(
-                    f"{self.noun} {name!r} is registered with an unknown fact {fact}=."
-                    f"{did_you_mean(fact, self._fact_names())} Known:"
-                    f" {', '.join(self._fact_names())}."
-                )
+            problem = f"{self.noun} {name!r} is registered with an unknown fact {fact}="
+            check_known(fact, self._fact_names(), problem, "Known")
         family = facts.get("family", "")
-        if family not in self.families and not facts.get("hidden"):
+        if not facts.get("hidden"):
             problem = f"unknown family {family!r}" if family else "family= is missing"
-            raise FusionZooError(
-                f"{self.noun} {name!r}: {problem}.{did_you_mean(family, self.families)}"
-                f" There are: {', '.join(self.families)}."
-            )
+            check_known(family, self.families, f"{self.noun} {name!r}: {problem}", "There are")
         summary = inspect.cleandoc(cls.__doc__ or "").partition("\n")[0]
         return self.entry(name=name, cls=cls, summary=summary, **facts)
 
@@ -304,13 +297,9 @@ def type_hints(cls: Callable[..., Any]) -> dict[str, Any]:
         return {}  # imported for the type checker alone
 
 
-def keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the keyword-only arguments of a class or function."""
-    return dict(_keyword_only(component))
-
-
 @cache
-def _keyword_only(component: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def keyword_only(component: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the keyword-only arguments of a class or function."""
     arguments = inspect.signature(component).parameters.values()
     return {p.name: p for p in arguments if p.kind is p.KEYWORD_ONLY}
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .cells import category_of
-from .errors import FusionZooError, did_you_mean
+from .errors import FusionZooError, check_known
 from .plugins import definition_of
 from .structures import Labels, predictions
 
@@ -358,11 +358,7 @@ def target_kind(cls: T) -> T:
 
 def kind_of(kind: str) -> type[Target]:
     """Return the subclass of `Target` for `kind`."""
-    if kind not in KINDS:
-        raise FusionZooError(
-            f"{kind!r} is no kind of target.{did_you_mean(kind, KINDS)}"
-            f" There are: {', '.join(KINDS)}."
-        )
+    check_known(kind, KINDS, f"{kind!r} is no kind of target", "There are")
     return KINDS[kind]
 
 
@@ -424,7 +420,8 @@ def words(cell: str) -> list[str]:
     """
     entries = read_list(cell)
     if entries is not None:
-        return label_words(entries) if not is_vector(entries) else _positions(entries)
+        positions = [str(position) for position, bit in enumerate(entries) if bit]
+        return positions if is_vector(entries) else label_words(entries)
     return [label_word(word) for word in cell.split(";") if word.strip()]
 
 
@@ -527,10 +524,6 @@ def join_vector(bits: Sequence[Any]) -> str:
     '[1 0 1]'
     """
     return f"[{' '.join('1' if bit else '0' for bit in bits)}]"
-
-
-def _positions(bits: Sequence[Any]) -> list[str]:
-    return [str(position) for position, bit in enumerate(bits) if bit]
 
 
 def length_of_vectors(cells: Sequence[Sequence[Any] | None]) -> int:

@@ -31,17 +31,13 @@ EXPONENT = (
 NO = "none"  # the one word for "no"; `off`, `false` and `null` are taken for it where it fits
 
 
-def check_tree(root: Any, source: str) -> None:
-    """Raise an error for a duplicate key, an alias to itself, or aliases that multiply.
-
-    YAML's own loader keeps the last value of a duplicate key. Ten lines of aliases of aliases may
-    stand for more values than memory holds ("billion laughs").
-    """
-    _count_values(root, source, {}, set())
-
-
 def _count_values(node: Any, source: str, counts: dict[int, int], above: set[int]) -> int:
-    """Return the number of values below a node; `above` are the nodes that contain it."""
+    """Return the number of values below a node; `above` are the nodes that contain it.
+
+    Raise an error for a duplicate key, of which YAML's own loader keeps the last value, an alias to
+    itself, or aliases that multiply: ten lines of aliases of aliases may stand for more values than
+    memory holds ("billion laughs").
+    """
     import yaml
 
     if not isinstance(node, yaml.CollectionNode):
@@ -119,7 +115,7 @@ def parse_flags(args: Sequence[str], names: Sequence[str] = ()) -> Tree:
             raise FusionZooError(f"expected a flag such as --train.epochs 5, found {word!r}")
         key, equals, text = word[2:].partition("=")
         if not equals:
-            text = words.pop(0) if words and not _is_flag(words[0]) else "true"
+            text = words.pop(0) if words and not re.match(r"--[A-Za-z]", words[0]) else "true"
         _set(tree, key, parse_value(text))
     return tree
 
@@ -281,7 +277,7 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
     import yaml
 
     try:
-        check_tree(yaml.compose(text, yaml.SafeLoader), source)
+        _count_values(yaml.compose(text, yaml.SafeLoader), source, {}, set())
         return yaml.load(text, yaml_loader())
     except FusionZooError:
         raise
@@ -289,10 +285,6 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
         raise FusionZooError(f"{problem}: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: dates such as 2001-99-99
         raise FusionZooError(f"{problem}: {one_line(error)}") from None
-
-
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--[A-Za-z]", word))
 
 
 @cache

@@ -19,6 +19,7 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
     "base",
 )
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
+PLUGINS = "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -158,9 +159,7 @@ class DistConfig:
 class RunConfig:
     """All settings of a training run; stored as config.yaml in the run folder."""
 
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-    )
+    plugins: str | list[str] = option("", PLUGINS)
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     target: str | list[str] = option("", TARGET)
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
@@ -204,9 +203,7 @@ class ModelUse:
 
     model: str = option("", "model folder, or run folder with a model in it (required)")
     target: str | list[str] = option("", "label column, where it has another name than in training")
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-    )
+    plugins: str | list[str] = option("", PLUGINS)
     batch_size: Count = option(64, "samples per step")
     num_workers: Annotated[int, Ge(0)] | None = option(
         None, "loader processes; none = chosen by cores"
@@ -239,9 +236,7 @@ class PredictConfig(ModelUse):
 class BenchmarkConfig:
     """All settings of a comparison of fusions; stored as config.yaml beside the report."""
 
-    plugins: str | list[str] = option(
-        "", "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-    )
+    plugins: str | list[str] = option("", PLUGINS)
     data: Tree = option({"name": "digits"}, "data set and its settings: `fusionzoo data list`")
     target: str | list[str] = option("", TARGET)
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")

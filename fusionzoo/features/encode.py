@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.loader import make_loader
@@ -124,7 +123,10 @@ def encode(
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
     encoded = _Encoded(order, torch.zeros(len(samples), encoder.dim), parts)
     collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
-    loader = _load(samples, order[encoded.done :], collate, batch_size, view, num_workers)
+    # Samples of a further view get a seed for augmentation.
+    rest = [(row, 1 + row + view * len(samples) if view else 0) for row in order[encoded.done :]]
+    batches = [rest[at : at + batch_size] for at in range(0, len(rest), batch_size)]
+    loader = make_loader(samples, batches, collate, num_workers=num_workers)
     encoder = encoder.to(device).eval()
     desc = f"encode {name}" + (f", view {view}" if view else "")
     bar = progress_bar(
@@ -142,7 +144,9 @@ def encode(
             encoded.count(len(batch.ids))
             if ids and after_batch is not None:
                 after_batch(features)
-    _warn_of_failures(samples, name)
+    if failures := samples.failures():
+        first_id = failures[0][0]
+        print(f"warning: {len(failures)} values of {name} could not be decoded, such as {first_id}")
     return encoded.take(range(len(samples)))
 
 
@@ -189,26 +193,6 @@ class _Encoded:
         tokens = [self.tokens[row] for row in rows]
         offsets = F.pad(torch.tensor([len(x) for x in tokens]).cumsum(0), (1, 0))
         return StoredFeatures(self.pooled[list(rows)], torch.cat(tokens), offsets)
-
-
-def _load(
-    samples: PairedDataset,
-    order: Sequence[int],
-    collate: Collate,
-    batch_size: int,
-    view: int,
-    num_workers: int,
-) -> DataLoader[Batch]:
-    """Load samples in this order; those of a further view get a seed for augmentation."""
-    rows = [(row, 1 + row + view * len(samples) if view else 0) for row in order]
-    batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-    return make_loader(samples, batches, collate, num_workers=num_workers)
-
-
-def _warn_of_failures(samples: PairedDataset, name: str) -> None:
-    if failures := samples.failures():
-        first_id = failures[0][0]
-        print(f"warning: {len(failures)} values of {name} could not be decoded, such as {first_id}")
 
 
 def _encode_present(

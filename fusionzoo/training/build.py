@@ -14,7 +14,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.fusion import FUSIONS
 from fusionzoo.model import UnimodalHeads, create_model
@@ -137,12 +137,8 @@ def mean_weight_of(train_set: PairedDataset, tasks: Tasks) -> float | None:
 
 def _check_modalities(cfg: RunConfig, train_set: PairedDataset) -> None:
     for modality in cfg.encoders:
-        if modality not in train_set.modalities:
-            raise FusionZooError(
-                f"--encoders.{modality}: the data has no modality {modality!r}."
-                f"{did_you_mean(modality, train_set.modalities)}"
-                f" It has: {', '.join(train_set.modalities)}."
-            )
+        problem = f"--encoders.{modality}: the data has no modality {modality!r}"
+        check_known(modality, train_set.modalities, problem)
     if train_set.scheme is None and not train_set.classes:
         raise FusionZooError("the data has no target column, and training needs one")
 

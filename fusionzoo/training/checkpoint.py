@@ -11,7 +11,7 @@ import torch
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.devices import gpu_random_state, seed_everything, set_gpu_random_state
-from fusionzoo.distributed import World, from_main, gather
+from fusionzoo.distributed import World, from_main, gather, on_main
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.fsdp import (
     full_optimizer_state,
@@ -86,7 +86,7 @@ def save(
     """
     world = trainer.world
     if same_as is not None:
-        return write_from_main(same_as, path, world, keep)
+        return on_main(lambda: write(same_as, path, keep), world)
     contents = {
         "state": asdict(state),
         "objective": full_state_dict(trainer.module),
@@ -96,20 +96,7 @@ def save(
         "random": random_states(world),
         "losses": gather(state.loss.cpu(), world),
     }
-    write_from_main(contents, path, world, keep)
-
-
-def write_from_main(contents: Contents | Path, path: Path, world: World, keep: int = 1) -> None:
-    """Write a file on the main process; every process raises where that fails."""
-    problem = None
-    if world.main:
-        try:
-            write(contents, path, keep)
-        except FusionZooError as error:
-            problem = str(error)
-    problem = from_main(problem, world)
-    if problem:
-        raise FusionZooError(problem)
+    on_main(lambda: write(contents, path, keep), world)
 
 
 def restore(

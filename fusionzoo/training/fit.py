@@ -150,7 +150,9 @@ class RunInProgress:
             if not state.step:
                 self._save()
             while self._has_steps() and not out_of_patience(state, cfg):
-                late = state.step > 0 and self._is_late(cfg.time_limit)
+                late = state.step > 0 and from_main(
+                    self.tracker.is_late(cfg.time_limit), self.trainer.world
+                )
                 stopped = OUT_OF_TIME if late else self.train_epoch(signals)
                 if stopped not in (0, OUT_OF_TIME):
                     tracker.say(f"stopped at step {state.step}: {tracker.how_to_go_on}")
@@ -196,9 +198,6 @@ class RunInProgress:
         for note in self.state.refit(self.epoch_steps):
             self.tracker.say(note)
         self.tracker.progress(steps, self.state.step)
-
-    def _is_late(self, limit: str | float | None) -> bool:
-        return from_main(self.tracker.is_late(limit), self.trainer.world)
 
     def _has_steps(self) -> bool:
         return self.state.evaluated * self.epoch_steps < self.steps
@@ -292,16 +291,21 @@ class RunInProgress:
 
 def check_refit(trainer: Trainer) -> None:
     """Raise an error for settings that `--train.refit` cannot keep, before anything is trained."""
-    cfg, why = trainer.cfg, "--train.refit trains without validation"
-    if not cfg.train.refit:
+    if not trainer.cfg.train.refit:
         return
-    if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
-        raise FusionZooError(f"--optim.schedule plateau follows a validation loss; {why}")
-    if cfg.train.time_limit is not None:
+    if trainer.cfg.train.time_limit is not None:
         raise FusionZooError("--train.refit trains twice, and has no --train.time_limit")
+    _check_without_validation(trainer, "; --train.refit trains without validation")
+
+
+def _check_without_validation(trainer: Trainer, why: str) -> None:
+    """Raise an error for a schedule and strategies that need a validation split."""
+    optim = trainer.cfg.optim
+    if "plateau" in (optim.schedule, *optim.modality_schedule.values()):
+        raise FusionZooError(f"--optim.schedule plateau follows a validation loss{why}")
     for name, strategy in trainer.module.balance.items():
         if strategy.validates:
-            raise FusionZooError(f"--balance {name} needs samples to validate on; {why}")
+            raise FusionZooError(f"--balance {name} needs a validation split{why}")
 
 
 def check_last(cfg: RunConfig) -> None:
@@ -322,14 +326,10 @@ def check_last(cfg: RunConfig) -> None:
 
 def check_unvalidated(trainer: Trainer) -> None:
     """Raise an error for settings that need a validation split, where the data has none."""
-    cfg, why = trainer.cfg, "and the data has none: --data.val_share 0.1 makes one"
-    if "plateau" in (cfg.optim.schedule, *cfg.optim.modality_schedule.values()):
-        raise FusionZooError(f"--optim.schedule plateau follows a validation loss, {why}")
-    if cfg.train.calibrate == "temperature":
-        raise FusionZooError(f"--train.calibrate temperature needs a validation split, {why}")
-    for name, strategy in trainer.module.balance.items():
-        if strategy.validates:
-            raise FusionZooError(f"--balance {name} needs a validation split, {why}")
+    why = ", and the data has none: --data.val_share 0.1 makes one"
+    if trainer.cfg.train.calibrate == "temperature":
+        raise FusionZooError(f"--train.calibrate temperature needs a validation split{why}")
+    _check_without_validation(trainer, why)
 
 
 def num_steps(cfg: TrainConfig, epoch_steps: int) -> int:

@@ -67,15 +67,6 @@ def frozen_features(
     return caching.cached(frozen, dataset)
 
 
-def frozen_encoders(model: FusionModel) -> dict[str, Encoder]:
-    """Return the encoders whose features stay the same for the whole run."""
-    return {
-        name: encoder
-        for name, encoder in model.named_encoders()
-        if encoder.frozen or not any(True for _ in encoder.parameters())
-    }
-
-
 @torch.no_grad()
 def standardise_frozen(
     trainer: Trainer, train_set: PairedDataset, stored: Mapping[str, StoredModality]
@@ -86,7 +77,11 @@ def standardise_frozen(
     processes, each of which encodes its share.
     """
     module, cfg = trainer.module, trainer.cfg
-    encoders = frozen_encoders(module.model)
+    encoders = {
+        name: encoder
+        for name, encoder in module.model.named_encoders()
+        if encoder.frozen or not any(True for _ in encoder.parameters())
+    }
     if cfg.train.standardise == "off" or not encoders:
         return []
     with evaluating(module), autocast(cfg.train, trainer.world.device):

@@ -116,8 +116,10 @@ class Objective(nn.Module):
             loss = self.criterion(output.logits, batch.target)
             evaluated = ObjectiveOutput(output.logits, loss, unimodal_logits, unimodal_loss)
             evaluated = evaluated._replace(aligned=self._align(features))
-            given_only = self._given_only(features) if each_alone else {}
-            return evaluated._replace(given_only=given_only)
+            if each_alone:  # nothing is encoded again
+                alone = {n: self.model.fuse(keep_only(features, n)).logits for n in features}
+                evaluated = evaluated._replace(given_only=alone)
+            return evaluated
         context = context._replace(output=output, views=self._encode_views(context))
         strategies = self.strategies(context)
         for strategy in strategies:
@@ -150,10 +152,6 @@ class Objective(nn.Module):
         """Return each modality's vectors in the common space, if a strategy learns one."""
         aligned = (s.embed(features) for s in self.balance.values() if s.aligns)  # type: ignore[operator]
         return next(aligned, {})
-
-    def _given_only(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
-        """Return the fusion's logits given each modality only; nothing is encoded again."""
-        return {n: self.model.fuse(keep_only(features, n)).logits for n in features}
 
     def _encode_views(self, context: StepContext) -> tuple[dict[str, Features], ...]:
         """Encode the views of a strategy, drawing from generators of their own."""

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from fusionzoo.config import OptimConfig, TrainConfig
 from fusionzoo.config.schema import KEYED, UNFREEZING
 from fusionzoo.encoders.base import layer_numbers
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.fsdp import full_tensor, is_shard, reshard, shard_like
 from fusionzoo.model import FusionModel
 
@@ -71,11 +71,8 @@ def _check_keys(model: FusionModel, cfg: OptimConfig) -> None:
     for setting in KEYED:
         names = [*model.encoders, *([] if setting in UNFREEZING else ["fusion"])]
         for name in getattr(cfg, setting):
-            if name not in names:
-                raise FusionZooError(
-                    f"--optim.{setting}.{name}: the model has no modality {name!r}."
-                    f"{did_you_mean(name, names)} It has: {', '.join(names)}."
-                )
+            problem = f"--optim.{setting}.{name}: the model has no modality {name!r}"
+            check_known(name, names, problem)
             if name in model.encoders and not any(
                 p.requires_grad for p in model.encoders[name].parameters()
             ):
@@ -193,11 +190,8 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     parameters = inspect.signature(kind).parameters
     setting_names = [key for key in parameters if key not in ("params", "lr", "weight_decay")]
     for key in cfg.settings:
-        if key not in setting_names:
-            raise FusionZooError(
-                f"--optim.settings.{key}: {cfg.name} has no such setting."
-                f"{did_you_mean(key, setting_names)} It has: {', '.join(setting_names)}."
-            )
+        problem = f"--optim.settings.{key}: {cfg.name} has no such setting"
+        check_known(key, setting_names, problem)
     settings: dict[str, Any] = {}
     if "sgd" in name and "momentum" in parameters:  # timm has variants
         settings["momentum"] = MOMENTUM
@@ -224,16 +218,10 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
 
 def _find(name: str) -> Callable[..., optim.Optimizer]:
     """Return torch's optimiser of that name, else timm's."""
-    torch_optimizers = {
-        key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)
-    }
-    torch_optimizers = {
-        key: kind for key, kind in torch_optimizers.items() if issubclass(kind, optim.Optimizer)
-    }
-    del (
-        torch_optimizers["optimizer"],
-        torch_optimizers["muon"],
-    )  # torch's Muon takes no vectors; timm's does
+    kinds = {key.lower(): kind for key, kind in vars(optim).items() if isinstance(kind, type)}
+    torch_optimizers = {k: kind for k, kind in kinds.items() if issubclass(kind, optim.Optimizer)}
+    for key in ("optimizer", "muon"):  # torch's Muon takes no vectors; timm's does
+        del torch_optimizers[key]
     if name in UNFIT:
         raise FusionZooError(
             f"--optim.name {name} needs {UNFIT[name]}, which training does not provide"
@@ -243,10 +231,7 @@ def _find(name: str) -> Callable[..., optim.Optimizer]:
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = sorted({*torch_optimizers, *list_optimizers()} - {*UNFIT})
-    if name not in names:
-        raise FusionZooError(
-            f"unknown optimiser {name!r}.{did_you_mean(name, names)} There are: {', '.join(names)}."
-        )
+    check_known(name, names, f"unknown optimiser {name!r}", "There are")
     try:
         return get_optimizer_class(name)
     except (ImportError, AssertionError) as error:

@@ -24,7 +24,7 @@ from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.devices import is_out_of_memory, same_randomness
+from fusionzoo.devices import same_randomness
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, weighted_by
@@ -92,14 +92,6 @@ def check_saving(folder: Path, trainer: Trainer) -> None:
             "this model could be trained, but not saved and loaded again, so the run is not"
             f" started: {problem}"
         )
-
-
-def answers_to_calibrate(trainer: Trainer, loader: DataLoader[Batch] | None) -> Answers | None:
-    """Return the answers to the validation split, which `test_model` calibrates; None without such
-    a split, and with `--train.calibrate none`."""
-    if loader is None or trainer.cfg.train.calibrate == "none":
-        return None
-    return collect_answers(trainer, loader)
 
 
 def test_model(
@@ -197,12 +189,6 @@ def _size_of_interval(split: PairedDataset, given: Sequence[str], samples: int) 
     columns = [list(split.modalities).index(name) for name in given]
     weights = split.weights[split.present[:, columns].any(1)]
     return effective_size(weights.double().numpy())
-
-
-def explain_memory(error: RuntimeError, trainer: Trainer) -> None:
-    """Raise an error that says what to do, if this one is for lack of memory."""
-    if is_out_of_memory(error):
-        raise out_of_memory(trainer) from error
 
 
 def out_of_memory(trainer: Trainer) -> FusionZooError:

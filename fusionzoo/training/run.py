@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.complete import Completed
-from fusionzoo.devices import seed_everything
+from fusionzoo.devices import is_out_of_memory, seed_everything
 from fusionzoo.distributed import World, from_main, wrap
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
@@ -19,7 +18,7 @@ from fusionzoo.inputs.data import open_dataset, with_validation
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
-from .fit import RunInProgress, check_refit, check_unvalidated
+from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
 from .multitask import build_tasks, targets_of
@@ -31,13 +30,6 @@ from .seeds import Seeds
 from .tracker import Tracker
 from .trainer import Trainer
 from .trials import Trials
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from fusionzoo.structures import Batch
-
-    Loaders = dict[str, DataLoader[Batch]]
 
 
 def train_several(
@@ -92,8 +84,10 @@ def train_once(
             if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
-            with trainer.ema_weights():  # of the model that has not learnt from validation samples
-                val_answers = report.answers_to_calibrate(trainer, loaders.get("val"))
+            val_answers = None  # of the model that has not learnt from validation samples
+            if "val" in loaders and cfg.train.calibrate != "none":
+                with trainer.ema_weights():
+                    val_answers = collect_answers(trainer, loaders["val"])
             final = trainer
             if cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
@@ -103,7 +97,8 @@ def train_once(
                 test, calibration, figures = report.test_model(final, loaders["test"], val_answers)
                 report.save_model(folder, final, splits, calibration, state, test)
         except RuntimeError as error:
-            report.explain_memory(error, trainer)
+            if is_out_of_memory(error):
+                raise report.out_of_memory(trainer) from error
             raise
         finally:
             tracker.close()

@@ -16,8 +16,8 @@ import torch
 
 from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.datasets.opening.naming import folder_name
-from fusionzoo.distributed import World, from_main, gather
-from fusionzoo.errors import FusionZooError
+from fusionzoo.distributed import World, gather, on_main
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import Process, locked, replacing, this_process
 
 Contents = dict[str, Any]
@@ -51,16 +51,12 @@ def write(contents: Contents | Path, path: Path, keep: int = 1) -> None:
         previous = "the one before is kept" if path.is_file() else "there was none before"
         folder = next(folder for folder in path.parents if folder.is_dir())
         free = shutil.disk_usage(folder).free / 1e6  # torch does not say when a disk is full
+        remedy = f"{folder} may not be written: ask for permission, or name another --out"
+        remedy = "make room" if os.access(folder, os.W_OK) else remedy
         raise FusionZooError(
             f"cannot write {path} ({previous}; {free:,.1f} MB are free there): {error};"
-            f" {_remedy(folder)}, then --resume"
+            f" {remedy}, then --resume"
         ) from error
-
-
-def _remedy(folder: Path) -> str:
-    if os.access(folder, os.W_OK):
-        return "make room"
-    return f"{folder} may not be written: ask for permission, or name another --out"
 
 
 def read_newest(path: Path) -> tuple[Contents, list[str]]:
@@ -83,12 +79,10 @@ def read(path: Path) -> Contents:
     """Read a checkpoint after verifying its digest: tensors and plain values only."""
     if not path.is_file():
         raise FusionZooError(f"no checkpoint {path} to resume from")
-    try:
+    with explained(f"{path} cannot be read"):
         with path.open("rb") as file:
             _verify(file)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise FusionZooError(f"{path} cannot be read: {error}") from error
 
 
 def _seal(file: BinaryIO) -> None:
@@ -146,17 +140,9 @@ def claim_folder(cfg: RunConfig, world: World) -> Iterator[tuple[Path, bool]]:
     The main process decides for all. No run is overwritten, and no two write into one folder at
     the same time.
     """
-    claimed = problem = None
     processes = gather(this_process(), world)
     with ExitStack() as stack:
-        if world.main:
-            try:
-                claimed = _claim(cfg, stack, processes)
-            except (FusionZooError, OSError) as error:
-                problem = str(error)
-        claimed, problem = from_main((claimed, problem), world)
-        if claimed is None:
-            raise FusionZooError(problem)
+        claimed = on_main(lambda: _claim(cfg, stack, processes), world)
         visible = gather(_appears(claimed[0] / LOCK), world)
         if not all(visible):
             raise FusionZooError(
@@ -175,7 +161,9 @@ def _claim(cfg: RunConfig, stack: ExitStack, processes: Sequence[Process]) -> tu
     folder.mkdir(parents=True, exist_ok=True)
     auto = cfg.resume == "auto"
     # A rank that lost the network exits after its own timeout; wait that long for the lock.
-    _lock(folder, stack, min(PATIENCE, cfg.dist.timeout / 2) if auto else 0, processes)
+    patience = min(PATIENCE, cfg.dist.timeout / 2) if auto else 0
+    problem = f"another run is writing into {folder}"
+    stack.enter_context(locked(folder / LOCK, patience, problem, "take another --out", processes))
     exists = (folder / "config.yaml").exists()
     if exists and not cfg.resume and _has_step(folder):
         raise FusionZooError(
@@ -215,12 +203,6 @@ def _has_step(folder: Path) -> bool:
 def store_config(cfg: RunConfig, folder: Path) -> None:
     """Write config.yaml; when resuming, only after the checkpoint was restored."""
     write_yaml(replace(cfg, out=str(folder), resume=False), folder / "config.yaml")
-
-
-def _lock(folder: Path, stack: ExitStack, patience: float, processes: Sequence[Process]) -> None:
-    """Lock a file in the folder until `stack` is closed, for these processes of a run."""
-    problem = f"another run is writing into {folder}"
-    stack.enter_context(locked(folder / LOCK, patience, problem, "take another --out", processes))
 
 
 def _appears(path: Path) -> bool:

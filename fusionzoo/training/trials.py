@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main
+from fusionzoo.distributed import World, from_main, on_main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 
@@ -67,16 +67,7 @@ class Repeats(ABC, Generic[F]):
         self.folder, self.cfg, self.data, self.world = folder, cfg, data, world
         self.resume = resume
         self.count: int = getattr(cfg.train, self.setting)
-        finished: list[F] = []
-        problem = ""
-        if resume and world.main:
-            try:
-                finished = self._read()
-            except FusionZooError as error:
-                problem = str(error)
-        self.finished, problem = from_main((finished, problem), world)
-        if problem:
-            raise FusionZooError(problem)
+        self.finished: list[F] = on_main(lambda: self._read() if resume else [], world)
         self._write()
         if world.main:
             store_config(cfg, folder)  # a run that goes on may have another number

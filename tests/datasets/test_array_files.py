@@ -60,7 +60,6 @@ def check(dataset: PairedDataset, first: str = "view1", second: str = "view2") -
     assert dataset.classes == ["1", "2", "3"]
     for row in (0, 7, N - 1):
         sample = dataset[row]
-        assert sample is not None
         np.testing.assert_allclose(sample.values[first], A[row], rtol=1e-6)
         np.testing.assert_allclose(sample.values[second], B[row], rtol=1e-6)
         assert sample.target == Y[row] - 1
@@ -112,7 +111,6 @@ def test_a_square_view_is_as_the_others_are_which_is_said(tmp_path: Path) -> Non
         dataset = create_dataset(str(tmp_path / "a.mat"))
         first = square[:, 3] if others else square[3]
         sample = dataset[3]
-        assert sample is not None
         np.testing.assert_array_equal(sample.values["view1"], first.astype(np.float32))
         assert f"its {side} are samples ({reason})" in "\n".join(data_summary(dataset))
 

@@ -57,9 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 def manifest(folder: Path, cells: Sequence[str], column: str = "vector") -> str:
     with (folder / "m.csv").open("w", newline="") as file:
-        rows = [
-            (key, "ab"[n % 2], cell) for n, (key, cell) in enumerate(zip(IDS, cells, strict=True))
-        ]
+        rows = zip(IDS, "ab" * (COUNT // 2), cells, strict=True)
         csv.writer(file).writerows([("id", "target", column), *rows])
     return str(folder / "m.csv")
 
@@ -243,9 +241,7 @@ def test_arrays_that_do_not_fit_are_one_clear_error(
     words: str, settings: dict[str, Any], message: str, folder: Path
 ) -> None:
     np.save(folder / "five.npy", VECTORS[:5])
-    np.savez(folder / "twice.npz", features=VECTORS, ids=["s0", "s0", *IDS[2:]])
     np.save(folder / "four.npy", np.zeros((COUNT, 2, 2, 2)))
-    np.savez(folder / "lengths.npz", features=VECTORS, ids=IDS, lengths=[1, 1, 1, 0, 0, 0])
     np.save(folder / "objects.npy", np.array([{}] * COUNT), allow_pickle=True)
     with pytest.raises(FusionZooError, match=message) as caught:
         with_arrays(folder, words, **settings)

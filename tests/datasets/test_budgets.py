@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import struct
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,15 @@ from fusionzoo.datasets.media.budgets import BUDGETS
 from fusionzoo.datasets.media.decode import decode, decode_image
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
+from helpers.memory import at_most
 
 MEGABYTE = 1 << 20
 
 
 def refusal(kind: str, value: Any) -> str:
     """Return the one line that refuses a value; little memory may be taken until then."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(FusionZooError) as caught:
-            decode(kind, value)
-        assert tracemalloc.get_traced_memory()[1] < 20 * MEGABYTE
-    finally:
-        tracemalloc.stop()
+    with at_most(20 * MEGABYTE), pytest.raises(FusionZooError) as caught:
+        decode(kind, value)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -63,7 +58,6 @@ def test_an_array_that_announces_too_many_numbers_is_refused_by_its_header(tmp_p
     path = tmp_path / "a.npy"
     for header, reason in (
         (npy_header("(1000000, 1000000)"), "bytes are missing"),
-        (npy_header("(9000000,)"), "bytes are missing"),
         (npy_header("(1,)", "|O"), "values of type object, which are never loaded"),
         (npy_header("(1,)", "<U1000"), "bytes are missing"),
         (b"\x93NUMPY\x01\x00\xff\xff", "cannot be read as an array"),
@@ -97,13 +91,10 @@ def test_ten_silent_hours_are_read_in_part_only(tmp_path: Path) -> None:
     with soundfile.SoundFile(path, "w", 16_000, 1) as file:
         for _ in range(30):
             file.write(np.zeros(60 * 16_000, np.int16))
-    tracemalloc.start()
-    clip = decode_audio(path)
-    assert isinstance(clip, AudioFile) and clip.frames == 1800 * 16_000
-    assert len(WaveProcessor(16_000, 5.0)(clip)["wave"]) == 80_000
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20 * MEGABYTE
+    with at_most(20 * MEGABYTE):
+        clip = decode_audio(path)
+        assert isinstance(clip, AudioFile) and clip.frames == 1800 * 16_000
+        assert len(WaveProcessor(16_000, 5.0)(clip)["wave"]) == 80_000
 
 
 def test_a_rate_that_no_device_has_is_refused(tmp_path: Path) -> None:
@@ -129,16 +120,12 @@ def test_a_cut_picture_is_noticed(suffix: str, share: float, tmp_path: Path) -> 
     path = tmp_path / f"cut.{suffix}"
     Image.fromarray(noise).resize((160, 120)).save(path)
     assert decode_image(path).shape == (3, 120, 160)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    assert f"cut.{suffix}" in refusal("image", path)
-
-
-def test_a_png_without_its_last_chunk_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "cut.png"
-    Image.new("RGB", (9, 9)).save(path)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-12])
-    assert "last chunk, IEND, is missing" in refusal("image", path)
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert f"cut.{suffix}" in refusal("image", path)
+    if suffix == "png":
+        path.write_bytes(whole[:-12])
+        assert "last chunk, IEND, is missing" in refusal("image", path)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 30])
@@ -155,16 +142,6 @@ def test_a_cut_clip_is_noticed_and_a_whole_one_is_not(
         path.write_bytes(whole[:length])
         with pytest.raises(FusionZooError, match=rf"cut\.{suffix}"):
             _ = decode_audio(path).samples
-
-
-def test_a_wav_that_was_streamed_without_a_length_is_read(tmp_path: Path) -> None:
-    """ffmpeg writes 0xFFFFFFFF where it cannot seek back to the header."""
-    contents = io.BytesIO()
-    soundfile.write(contents, np.zeros(400), 8000, format="WAV")
-    streamed = bytearray(contents.getvalue())
-    position = streamed.index(b"data") + 4
-    streamed[position : position + 4] = b"\xff" * 4
-    assert decode_audio(bytes(streamed)).frames == 400
 
 
 @pytest.mark.parametrize(
@@ -206,13 +183,6 @@ def test_a_drawing_shows_no_other_file(body: str, tmp_path: Path) -> None:
     )
     message = refusal("image", drawing)
     assert "a.svg" in message and "refers to the file" in message
-
-
-def test_objects_and_archives_of_arrays_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "objects.npy", np.array([{"a": 1}]), allow_pickle=True)
-    assert "never loaded" in refusal("vector", tmp_path / "objects.npy")
-    (tmp_path / "bomb.npy").write_bytes(b"PK\3\4" + bytes(99))
-    assert "is no .npy file" in refusal("vector", tmp_path / "bomb.npy")
 
 
 def test_a_compressed_table_far_larger_than_its_file_is_refused(

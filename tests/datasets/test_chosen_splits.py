@@ -89,7 +89,6 @@ def test_a_file_with_a_mistake_is_refused(tmp_path: Path, contents: str, message
     [
         ({"random_splits": 1, "split_file": "a.csv"}, "leave one out"),
         ({"random_splits": 1, "time_column": "text"}, "leave one out"),
-        ({"random_splits": 1, "shares": [0.8, 0.2]}, r"expected \[train,val,test\]"),
         ({"shares": [0.8, 0.2]}, r"expected \[train,val,test\]"),
         ({"shares": [0, 0.5, 0.5]}, r"expected \[train,val,test\]"),
     ],

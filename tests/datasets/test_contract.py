@@ -19,7 +19,6 @@ from fusionzoo.datasets.builtin.planted import SITUATIONS
 from fusionzoo.testing import data
 from fusionzoo.testing.data import Source, source
 
-CHECKS = {**data.CHECKS, **data.CHECKS}
 DRAW = np.random.default_rng(0)
 
 
@@ -153,9 +152,9 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return source(name, settings)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", data.CHECKS)
 @pytest.mark.parametrize(
     "opened", VARIANTS, ids=lambda x: "-".join([x[0], *x[1]]), indirect=True, scope="module"
 )
 def test_contract(opened: Source, check: str) -> None:
-    CHECKS[check](opened)
+    data.CHECKS[check](opened)

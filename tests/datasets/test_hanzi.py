@@ -53,10 +53,7 @@ def built(
         ("(same as U+65D2 旒, a corrupted form of U+8352 荒) a cup, wild", "a cup, wild"),
         ("to obstruct, (same as 礙) to hinder", "to obstruct, to hinder"),
         ("bugle, 觱篥 bìlì Tatar horn", "bugle, bìlì Tatar horn"),
-        (
-            "measure equal to seven mou (U+755D 畝), or an area",
-            "measure equal to seven mou, or an area",
-        ),
+        ("equal to seven mou (U+755D 畝), or an area", "equal to seven mou, or an area"),
         ("(ancient form of 'thing'); thing", "thing"),
         ("simplified form of U+4E00", ""),
         # What only looks like it.
@@ -78,10 +75,7 @@ def test_the_sources_must_agree_on_the_strokes_of_the_radical(
         {
             "a": (drawing(0), properties("85.2 64.1", "river")),
             "b": (drawing(0, 1), properties("85'.1", "lake")),
-            "c": (
-                drawing(0),
-                properties("85.1 64.2", "two strokes remain, but of another radical"),
-            ),
+            "c": (drawing(0), properties("85.1 64.2", "two remain, but of another radical")),
             "d": (drawing(), properties("85.3", "no stroke is known to be the radical's")),
             "e": (drawing(0, 1, 2), properties("85.0", "nothing remains")),
             "f": (drawing(0), properties("85.2", "same as U+6D1E")),
@@ -123,13 +117,10 @@ def test_glosses_of_equal_words_share_a_group_and_a_split(monkeypatch: pytest.Mo
     assert rows["split"][0] == rows["split"][1]
 
 
-def test_the_map_has_the_top_of_a_character_in_its_first_row() -> None:
+def test_the_map_starts_at_the_top_and_tells_directions_apart() -> None:
     cells = hanzi.map_strokes([np.array([[100.0, 800], [900, 800]])]).reshape(8, 8, 4)
     assert cells[:2].any() and not cells[2:].any()
     assert np.isclose((cells**2).sum(), 800 / 1024)  # the stroke's length
-
-
-def test_the_map_tells_directions_apart() -> None:
     ends = {0: (900, 450), 1: (450, 0), 2: (0, 450), 3: (450, 900)}  # right, down, left, up
     for direction, end in ends.items():
         cells = hanzi.map_strokes([np.array([(450.0, 450.0), end])]).reshape(-1, 4)
@@ -191,11 +182,8 @@ def test_picture_and_readings_are_added_on_request(home: Path) -> None:
     root = str(hanzi.fetch(home))
     assert list(create_dataset("hanzi", root=root).modalities) == ["strokes", "gloss"]
     data = create_dataset("hanzi", root=root, picture=True, readings="korean")
-    first, second = data[0], data[1]
-    assert first is not None and second is not None
-    assert first.values["korean"] == "강"
-    assert second.values["korean"] is None
-    assert first.values["picture"].shape == (3, 64, 64)
+    assert [data[row].values["korean"] for row in (0, 1)] == ["강", None]
+    assert data[0].values["picture"].shape == (3, 64, 64)
     with pytest.raises(FusionZooError, match="readings='klingon': there are those in mandarin"):
         create_dataset("hanzi", root=root, readings="klingon")
 

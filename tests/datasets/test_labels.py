@@ -29,12 +29,8 @@ d,val,four,,,10,
 e,val,five,dog,40,1,sea
 f,test,six,cat,20,3,sea; sun
 """
-KIND_OF = {
-    "kind": "classification",
-    "age": "regression",
-    "grade": "ordinal",
-    "tags": "multilabel",
-}
+KINDS = ("classification", "regression", "ordinal", "multilabel")
+KIND_OF = dict(zip(("kind", "age", "grade", "tags"), KINDS, strict=True))
 
 
 def open_csv(folder: Path, text: str = CSV, **settings: Any) -> PairedDataset:
@@ -44,7 +40,6 @@ def open_csv(folder: Path, text: str = CSV, **settings: Any) -> PairedDataset:
 
 def test_each_kind_of_column_becomes_numbers(tmp_path: Path) -> None:
     data = open_csv(tmp_path, targets=KIND_OF)
-    assert data.scheme is not None
     assert data.classes == []
     kind, age, grade, tags = data.scheme
     assert (kind.classes, grade.classes) == (("cat", "dog"), ("1", "3", "10"))
@@ -76,10 +71,8 @@ def test_a_batch_carries_them_and_views_keep_them(tmp_path: Path) -> None:
     encoder = create_encoder("text", "chars", dim=8)
     collate = Collate({"text": encoder.processor(False)}, columns=5)
     batch = collate([test[0]])
-    assert batch.target is not None
     assert torch.equal(batch.target, data.targets[5:])
     empty = collate([None])
-    assert empty.target is not None
     assert empty.target.shape == (0, 5)
 
 
@@ -111,7 +104,6 @@ def test_joined_sources_bring_their_columns(tmp_path: Path) -> None:
     short = "id,split,text,tags\na,train,eins,x\nb,train,zwei,\ne,val,fünf,x\nf,test,sechs,x\n"
     two = open_csv(tmp_path, short, targets={"tags": "multilabel"})
     data = PairedDataset.join({"left": one, "right": two})
-    assert data.scheme is not None
     assert [target.name for target in data.scheme] == ["age", "tags"]
     assert data.targets.shape == (4, 2)
     assert data.targets[:, 1].isnan().tolist() == [False, True, False, False]
@@ -119,7 +111,6 @@ def test_joined_sources_bring_their_columns(tmp_path: Path) -> None:
 
 def test_a_data_set_can_be_read_in_another_way() -> None:
     data = create_dataset("digits", samples=60).with_targets({"target": "ordinal"})
-    assert data.scheme is not None
     assert data.scheme[0].classes == tuple(map(str, range(10)))
 
 
@@ -158,10 +149,7 @@ FORMS = {
 
 
 def open_labels(cells: Sequence[Any], kind: str = "multilabel", **settings: Any) -> PairedDataset:
-    rows = [
-        {"id": f"r{n}", "split": "train", "text": "t", "target": cell}
-        for n, cell in enumerate(cells)
-    ]
+    rows = [{"split": "train", "text": "t", "target": cell} for cell in cells]
     return create_dataset(rows, targets={"target": kind}, **settings)
 
 
@@ -169,7 +157,6 @@ def open_labels(cells: Sequence[Any], kind: str = "multilabel", **settings: Any)
 @pytest.mark.parametrize("form", FORMS)
 def test_lists_of_labels_are_the_same_labels_in_every_form(form: str, separator: str) -> None:
     data = open_labels([FORMS[form](names) for names in GENRES], label_separator=separator)
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("Action", "Drama", "Horror")
     wanted = [[float(name in names) for name in data.scheme[0].classes] for names in GENRES]
     assert data.targets.tolist() == wanted
@@ -192,7 +179,6 @@ def test_lists_of_labels_are_the_same_labels_in_every_form(form: str, separator:
 def test_vectors_of_0_and_1_are_labels_by_position(form: Callable[[list[int]], Any]) -> None:
     vectors = [[1, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
     data = open_labels([form(bits) for bits in vectors])
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("0", "1", "2", "3")  # the last occurs nowhere
     assert data.targets.tolist() == vectors
     assert any("vectors of 0 and 1 in target as labels 0 to 3" in x for x in data_summary(data))
@@ -207,7 +193,6 @@ def test_lists_of_class_numbers_are_no_vectors() -> None:
 def test_a_label_with_the_separator_stays_whole_if_it_came_in_a_list() -> None:
     cells = [["salt; pepper", "oil"], ["oil"], ["[sic]"], "['salt; pepper']", '["oil"]']
     data = open_labels(cells)
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("[sic]", "oil", "salt; pepper")
     answer = torch.tensor([[-1.0, 2.0, 3.0]])
     assert named_sets(data.scheme[0].classes, answer > 0) == ['["oil", "salt; pepper"]']
@@ -317,7 +302,6 @@ def test_class_folders_and_other_label_columns_have_this_spelling_too(tmp_path: 
     assert create_dataset(tmp_path).classes == ["2", "true"]
     view = create_dataset(spelled(["a", "b"]).append_column("y", [["True", "1.0"]]))
     scheme = view.with_targets({"y": "classification"}).scheme
-    assert scheme is not None
     assert scheme[0].classes == ("1", "true")
 
 
@@ -328,8 +312,7 @@ def test_a_class_that_is_read_as_missing_is_named_with_the_setting(
     path = write_csv(tmp_path, [word, "EU", "AS", "EU"])
     with pytest.raises(FusionZooError) as caught:
         create_dataset(path)
-    assert f"row 2, sample 'r0' (split 'train') has no target (read as missing: {word!r} 1" in str(
-        caught.value
-    )
+    place = "row 2, sample 'r0' (split 'train')"
+    assert f"{place} has no target (read as missing: {word!r} 1" in str(caught.value)
     assert "`--data.na ''` reads such words as they are" in str(caught.value)
     assert create_dataset(path, na="").classes == sorted([word, "EU", "AS"])

@@ -153,11 +153,9 @@ def n24news(top: Path) -> None:
 def ur_funny(top: Path) -> None:
     folds = {"train": [1, 2], "dev": [3], "test": [4]}
     said = {"punchline_sentence": "so there", "context_sentences": ["Once", "upon a time"]}
-    for name, part in {
-        "data_folds": folds,
-        "language_sdk": {n: said for n in range(1, 5)},
-        "humor_label_sdk": {n: n % 2 for n in range(1, 5)},
-    }.items():
+    words, labels = {n: said for n in range(1, 5)}, {n: n % 2 for n in range(1, 5)}
+    parts = {"data_folds": folds, "language_sdk": words, "humor_label_sdk": labels}
+    for name, part in parts.items():
         (top / f"{name}.pkl").write_bytes(pickle.dumps(part))
     for n in range(1, 4):
         clip(top / f"audio/{n}.wav")
@@ -182,62 +180,6 @@ CASES: dict[str, tuple[Callable[[Path], None], tuple[int, ...], str, list[str], 
     "n24news": (n24news, (2, 2, 2), NEWS, ["Books", "Dance"], 6),
     "ur-funny": (ur_funny, (2, 1, 1), "text context:text audio image", ["0", "1"], 4),
 }
-
-
-def open_case(name: str, top: Path) -> fz.PairedDataset:
-    CASES[name][0](top)
-    targets = {"target": "regression"} if CASES[name][0] is label_csv else None
-    return fz.create_dataset("layout", layout=name, root=str(top), targets=targets)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_a_table_of_its_samples(name: str, tmp_path: Path) -> None:
-    _, counts, words, classes, groups = CASES[name]
-    dataset = open_case(name, tmp_path)
-    pairs = [word.partition(":") for word in words.split()]
-    assert dict(dataset.modalities) == {name: kind or name for name, _, kind in pairs}
-    if counts:
-        splits = zip(("train", "val", "test"), counts, strict=True)
-        assert dataset.splits == {split: count for split, count in splits if count}
-    assert (dataset.classes, len(set(dataset.groups))) == (classes, groups)
-    for row in range(len(dataset)):
-        sample = dataset[row]
-        assert sample is not None
-        has = [value is not None for value in sample.values.values()]
-        assert has == dataset.present[row].tolist()
-
-
-def test_the_longest_plot_and_all_genres_of_a_film_are_read(tmp_path: Path) -> None:
-    dataset = open_case("mm-imdb", tmp_path)
-    assert dataset.references("text")[0] == "a longer plot of 0001"
-    labels = dataset.with_targets({"target": "multilabel"})
-    assert labels.targets.tolist() == [[1, 1]] * 4
-
-
-def test_the_middle_frame_of_a_clip_is_read(tmp_path: Path) -> None:
-    dataset = open_case("crema-d", tmp_path)
-    assert str(dataset.references("image")[0]).endswith("Image-01-FPS/1001_DFA_ANG_XX/1.jpg")
-    for split in ("train", "val", "test"):
-        actors = {key[:4] for key in dataset.split(split).ids}
-        assert actors and actors.isdisjoint(
-            key[:4]
-            for key, other in zip(dataset.ids, dataset.split_names, strict=True)
-            if other != split
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "note"),
-    [
-        ("hateful-memes", "left out: 1 rows of test_seen.jsonl without a label"),
-        ("flickr8k", "left out: 1 captions of images in no split"),
-    ],
-)
-def test_the_summary_says_what_was_left_out(name: str, note: str, tmp_path: Path) -> None:
-    lines = data_summary(open_case(name, tmp_path))
-    assert any(note in line for line in lines), lines
-
-
 HAVE = {  # what the miniatures lack of the whole data sets
     "av-mnist": "14 of 70,000 samples; missing 69,986",
     "ave": "3 of 4,143 clips; missing losta-b 0, lostc 0, loste_f 0, and 4,137",
@@ -256,14 +198,58 @@ HAVE = {  # what the miniatures lack of the whole data sets
 }
 
 
+def open_case(name: str, top: Path) -> fz.PairedDataset:
+    CASES[name][0](top)
+    targets = {"target": "regression"} if CASES[name][0] is label_csv else None
+    return fz.create_dataset("layout", layout=name, root=str(top), targets=targets)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_summary_counts_what_is_here_and_names_what_is_missing(
+def test_a_layout_is_a_table_of_its_samples_and_says_which_are_missing(
     name: str, tmp_path: Path
 ) -> None:
-    lines = data_summary(open_case(name, tmp_path))
-    reading = next(line for line in lines if line.startswith("read as"))
+    _, counts, words, classes, groups = CASES[name]
+    dataset = open_case(name, tmp_path)
+    pairs = [word.partition(":") for word in words.split()]
+    assert dict(dataset.modalities) == {name: kind or name for name, _, kind in pairs}
+    if counts:
+        splits = zip(("train", "val", "test"), counts, strict=True)
+        assert dataset.splits == {split: count for split, count in splits if count}
+    assert (dataset.classes, len(set(dataset.groups))) == (classes, groups)
+    for row in range(len(dataset)):
+        sample = dataset[row]
+        has = [value is not None for value in sample.values.values()]
+        assert has == dataset.present[row].tolist()
+    reading = next(line for line in data_summary(dataset) if line.startswith("read as"))
     assert f"you have {HAVE[name]}" in reading, reading
     assert ("left out or in no list" in reading) == (LAYOUTS[name].count > 0)
+
+
+def test_the_longest_plot_and_all_genres_of_a_film_are_read(tmp_path: Path) -> None:
+    dataset = open_case("mm-imdb", tmp_path)
+    assert dataset.references("text")[0] == "a longer plot of 0001"
+    labels = dataset.with_targets({"target": "multilabel"})
+    assert labels.targets.tolist() == [[1, 1]] * 4
+
+
+def test_the_middle_frame_of_a_clip_is_read(tmp_path: Path) -> None:
+    dataset = open_case("crema-d", tmp_path)
+    assert str(dataset.references("image")[0]).endswith("Image-01-FPS/1001_DFA_ANG_XX/1.jpg")
+    pairs = {(key[:4], split) for key, split in zip(dataset.ids, dataset.split_names, strict=True)}
+    assert len(pairs) == 10  # each actor is in one split
+    assert {split for _, split in pairs} == {"train", "val", "test"}
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("hateful-memes", "left out: 1 rows of test_seen.jsonl without a label"),
+        ("flickr8k", "left out: 1 captions of images in no split"),
+    ],
+)
+def test_the_summary_says_what_was_left_out(name: str, note: str, tmp_path: Path) -> None:
+    lines = data_summary(open_case(name, tmp_path))
+    assert any(note in line for line in lines), lines
 
 
 def test_a_recording_that_its_list_names_is_missing_by_name(tmp_path: Path) -> None:
@@ -306,12 +292,10 @@ def test_a_dev_split_is_val_and_train_stays_whole(tmp_path: Path) -> None:
     write(tmp_path / "split.json", json.dumps({"train": keys, "dev": ["0003"], "test": ["0004"]}))
     for key in keys:
         picture(tmp_path / f"dataset/{key}.jpeg")
-        write(
-            tmp_path / f"dataset/{key}.json", json.dumps({"plot": "a", "genres": ["Drama", "War"]})
-        )
-    dataset = fz.create_dataset(
-        "layout", layout="mm-imdb", root=str(tmp_path), targets={"target": "multilabel"}
-    )
+        film = {"plot": "a", "genres": ["Drama", "War"]}
+        write(tmp_path / f"dataset/{key}.json", json.dumps(film))
+    kinds = {"target": "multilabel"}
+    dataset = fz.create_dataset("layout", layout="mm-imdb", root=str(tmp_path), targets=kinds)
     assert dataset.splits == {"train": 40, "val": 1, "test": 1}
 
 

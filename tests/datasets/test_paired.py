@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import subprocess
 import sys
@@ -53,44 +52,11 @@ def write_csv(
     return str(path)
 
 
-def write(path: Path) -> str:
-    if path.suffix in (".csv", ".tsv"):
-        return write_csv(path)
-    write_media(path.parent)
-    rows = [{k: v or None for k, v in zip(HEADER, row, strict=True)} for row in ROWS]
-    if path.suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_each_form_of_manifest_gives_the_same_samples(suffix: str, tmp_path: Path) -> None:
-    data = create_dataset("manifest", root=write(tmp_path / f"data.{suffix}"))
-    assert data.modalities == {"image": "image", "text": "text", "audio": "audio"}
-    assert data.classes == ["cat", "dog"]
-    assert data.splits == {"train": 3, "val": 1, "test": 1}
-    assert data.ids == list("abcde")
-    assert data.targets.tolist() == [0, 1, 0, 1, 0]
-    assert data.present.tolist() == [[bool(cell) for cell in row[3:]] for row in ROWS]
-    sample = data[3]
-    assert sample is not None
-    assert (sample.id, sample.split, sample.target) == ("d", "val", 1)
-    assert sample.values["image"].shape == (3, 8, 8)
-    assert sample.values["text"] == "a dog, barking"
-    assert sample.values["audio"].rate == 8000
-
-
-def test_without_a_split_column_a_hash_decides_and_added_rows_move_few(
-    tmp_path: Path,
-) -> None:
+def test_without_a_split_column_a_hash_decides_and_added_rows_move_few(tmp_path: Path) -> None:
     lines = [f"{i},{i % 2},text {i}" for i in range(2000)]
     (tmp_path / "x.csv").write_text("\n".join(["id,target,text", *lines]))
     (tmp_path / "y.csv").write_text("\n".join(["id,target,text", *lines[:500]]))
-    data, half = (
-        create_dataset("manifest", root=str(tmp_path / name)) for name in ("x.csv", "y.csv")
-    )
+    data, half = (create_dataset(tmp_path / name) for name in ("x.csv", "y.csv"))
     assert data.splits == {"train": 1400, "val": 300, "test": 300}
     moved = sum(x != y for x, y in zip(data.split_names, half.split_names, strict=False))
     assert 0 < moved < 30
@@ -103,52 +69,12 @@ def test_without_a_target_one_can_still_embed(tmp_path: Path) -> None:
     assert data[0].target is None
 
 
-def test_class_folders_pair_files_of_one_stem(tmp_path: Path) -> None:
-    for split, label, key in (("train", "cat", "1"), ("train", "dog", "2"), ("test", "cat", "3")):
-        folder = tmp_path / split / label
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(folder / f"{key}.png")
-        (folder / f"{key}.txt").write_text(f"a {label}")
-    soundfile.write(tmp_path / "train" / "cat" / "1.flac", np.zeros(100), 8000)
-    data = create_dataset("folders", root=str(tmp_path))
-    assert data.ids == ["test/cat/3", "train/cat/1", "train/dog/2"]
-    assert data.classes == ["cat", "dog"]
-    assert data.splits == {"test": 1, "train": 2}
-    assert data.present.tolist() == [[True, True, False], [True, True, True], [True, True, False]]
-    assert data[1].values["text"] == "a cat"
-
-
-def sources(tmp_path: Path) -> dict[str, PairedDataset]:
-    (tmp_path / "t.csv").write_text(
-        "id,split,target,text\n1,train,y,one\n2,train,x,two\n3,test,x,three\n"
-    )
-    (tmp_path / "v.jsonl").write_text(
-        "\n".join(
-            json.dumps({"id": i, "split": s, "target": t, "vector": [float(i)] * 2})
-            for i, s, t in (("3", "test", "x"), ("2", "train", "x"), ("4", "train", "y"))
-        )
-    )
-    return {
-        "text": create_dataset("manifest", root=str(tmp_path / "t.csv")),
-        "sensor": create_dataset("manifest", root=str(tmp_path / "v.jsonl")),
-    }
-
-
-def test_sources_that_disagree_or_share_nothing_are_an_error(tmp_path: Path) -> None:
-    given = sources(tmp_path)
-    (tmp_path / "w.csv").write_text("id,split,target,text\n2,train,y,zwei\n9,train,y,neun\n")
-    other = create_dataset("manifest", root=str(tmp_path / "w.csv"))
+def test_sources_that_disagree_are_an_error() -> None:
+    sample = {"id": "2", "split": "train"}
+    one = create_dataset([{**sample, "target": "x", "vector": [2.0]}])
+    other = create_dataset([{**sample, "target": "y", "text": "zwei"}])
     with pytest.raises(FusionZooError, match="id '2': sources disagree on its target"):
-        PairedDataset.join({"sensor": given["sensor"], "text": other})
-    lone = other.subset([1])
-    with pytest.raises(FusionZooError, match="no id is in all sources"):
-        PairedDataset.join({"sensor": given["sensor"], "text": lone})
-
-
-def edit(rows: list[Any], row: int, column: int, value: str) -> list[Any]:
-    out = [list(one) for one in rows]
-    out[row][column] = value
-    return out
+        PairedDataset.join({"sensor": one, "text": other})
 
 
 @pytest.mark.parametrize(
@@ -163,9 +89,8 @@ def test_a_wrong_setting_is_one_clear_error(
     settings: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     path = write_csv(tmp_path / "data.csv")
-    with pytest.raises(FusionZooError) as caught:
+    with pytest.raises(FusionZooError, match=says):
         create_dataset("manifest", **{"root": path, **settings})
-    assert says in str(caught.value)
 
 
 def test_an_empty_split_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
@@ -190,18 +115,6 @@ def collate() -> Collate:
         create_encoder("audio", "mel/resnet10t", pretrained=False, duration=0.2),
     )
     return Collate({e.modality: e.processor(False) for e in encoders})
-
-
-def test_what_cannot_be_read_raises_by_default(tmp_path: Path) -> None:
-    with pytest.raises(FusionZooError, match=r"sample 'b': audio file .*b\.wav does not exist"):
-        broken(tmp_path, "raise")
-    path = write_csv(tmp_path / "data.csv")
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(
-        FusionZooError,
-        match=r"data\.csv, row 2, sample 'a', image: .*a\.png cannot be read as an image",
-    ):
-        create_dataset("manifest", root=path)[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -250,7 +163,8 @@ def test_modalities_may_be_selected_and_dropped_at_random(tmp_path: Path) -> Non
 
 
 def test_a_selection_keeps_the_classes_so_that_models_stay_comparable(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "data.csv", edit(ROWS, 2, 2, "emu"))
+    rows = [row if row[0] != "c" else (*row[:2], "emu", *row[3:]) for row in ROWS]
+    path = write_csv(tmp_path / "data.csv", rows)
     data = create_dataset("manifest", root=path, modalities="image")
     assert data.classes == ["cat", "dog", "emu"]  # though no image of an emu is left
     assert data.targets.tolist() == [0, 1, 1, 0]

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,15 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 import fusionzoo as fz
-from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards import storage
 from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.datasets.shards.storage import Storage
 from fusionzoo.errors import FusionZooError
+from helpers.samples import described, epoch
 
 ROWS = 200
 SMALL = {"shard_mb": 1, "block_mb": 0.0005}
@@ -119,14 +118,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
     with Server(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    with serving(folder) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -138,33 +145,6 @@ def url_of(server: Server, name: str) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}/{name}"
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def epoch(dataset: PairedDataset, workers: int) -> list[Any]:
-    sampler = make_sampler(dataset, shuffle=True, seed=1)
-    loader = DataLoader(
-        dataset,  # type: ignore[arg-type]
-        batch_sampler=PairedBatchSampler(sampler, 16),
-        collate_fn=as_list,
-        num_workers=workers,
-        generator=torch.Generator(),
-    )
-    return [sample for batch in loader for sample in batch]
-
-
-def assert_same(one: list[Any], other: list[Any]) -> None:
-    assert [sample.id for sample in one] == [sample.id for sample in other]
-    for first, second in zip(one, other, strict=True):
-        assert first.target == second.target
-        for name, value in first.values.items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(value, second.values[name])
-            else:
-                assert value == second.values[name]
-
-
 @pytest.mark.parametrize(("format", "workers"), [("parquet", 2), ("webdataset", 0)])
 def test_no_sample_is_lost_or_doubled_if_one_connection_in_ten_is_dropped(
     format: str, workers: int, server: Server, folder: Path
@@ -174,8 +154,8 @@ def test_no_sample_is_lost_or_doubled_if_one_connection_in_ten_is_dropped(
     remote = fz.create_dataset(url_of(server, format)).split("train")
     loaded = epoch(remote, workers)
     assert server.dropped >= 5
-    assert len({sample.id for sample in loaded}) == len(loaded) == 150
-    assert_same(local, loaded)
+    assert len({*loaded}) == len(loaded) == 150
+    assert local == loaded
 
 
 def test_opening_reads_the_index_alone(server: Server) -> None:
@@ -202,9 +182,9 @@ def test_shards_in_memory_are_those_on_disk(format: str, folder: Path) -> None:
     files.put(str(folder / format), f"/shards-{format}", recursive=True)
     dataset = fz.create_dataset(f"memory://shards-{format}")
     local = fz.create_dataset(folder / format)
-    assert_same(epoch(local, 0), epoch(dataset, 0))
+    assert epoch(local, 0) == epoch(dataset, 0)
     if format == "parquet":
-        assert_same(epoch(local, 0), epoch(dataset, 1))
+        assert epoch(local, 0) == epoch(dataset, 1)
     files.rm(f"/shards-{format}", recursive=True)
 
 
@@ -220,7 +200,8 @@ def test_files_without_an_index_are_listed_where_that_is_possible(
     remote = fz.create_dataset(f"memory://plain-{format}")
     position = {key: row for row, key in enumerate(remote.ids)}
     order = [position[key] for key in local.ids]
-    assert_same([local[x] for x in range(ROWS)], [remote[x] for x in order])
+    rows = zip(range(ROWS), order, strict=True)
+    assert all(described(local[x]) == described(remote[y]) for x, y in rows)
     files.rm(f"/plain-{format}", recursive=True)
 
 
@@ -284,15 +265,15 @@ def test_a_server_without_ranges_is_named(server: Server) -> None:
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-@pytest.mark.parametrize(("format", "has_index"), [("parquet", True), ("parquet", False)])
+@pytest.mark.parametrize("has_index", [True, False])
 def test_a_shard_that_is_replaced_while_it_is_read_is_an_error_that_names_its_url(
-    format: str, has_index: bool, tagged: bool, tmp_path: Path
+    has_index: bool, tagged: bool, tmp_path: Path
 ) -> None:
     """The new shard has the same rows, with other values, and bytes in the same places."""
     draw = np.random.default_rng(0)
     for folder in ("old", "new"):
         values = [{"id": f"{n}", "image": draw.bytes(999), "split": "train"} for n in range(40)]
-        fz.convert(values, tmp_path / folder, format=format, shard_mb=1, block_mb=0.004)
+        fz.convert(values, tmp_path / folder, shard_mb=1, block_mb=0.004)
     name = "train-00000-of-00001.parquet"
     served = tmp_path / "served"
     served.mkdir()
@@ -300,27 +281,18 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_an_error_that_names_its_ur
         if has_index or file.name == name:
             (served / file.name).write_bytes(file.read_bytes())
     old = (served / name).stat()
-    files = fsspec.filesystem("file")
-    assert files.exists(str(served))
-    with Server(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path))) as server:
+    with serving(tmp_path) as server:
         server.tags = {name: '"1"'} if tagged else {}
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            root = url_of(server, "served") if has_index else f"file://{served}"
-            data = fz.create_dataset(root)
-            assert data.references("image")[:1]
-            again = fz.create_dataset(root)
-            assert again.reference("image", 0)
-            (served / name).write_bytes((tmp_path / "new" / name).read_bytes())
-            server.tags = {name: '"2"'} if tagged else {}
-            if not tagged:
-                os.utime(served / name, (old.st_atime + 5, old.st_mtime + 5))
-            with pytest.raises(FusionZooError, match=rf"{name} was replaced while it was read"):
-                again.reference("image", 39)
-        finally:
-            server.shutdown()
-            thread.join()
+        root = url_of(server, "served") if has_index else f"file://{served}"
+        assert fz.create_dataset(root).references("image")[:1]
+        again = fz.create_dataset(root)
+        assert again.reference("image", 0)
+        (served / name).write_bytes((tmp_path / "new" / name).read_bytes())
+        server.tags = {name: '"2"'} if tagged else {}
+        if not tagged:
+            os.utime(served / name, (old.st_atime + 5, old.st_mtime + 5))
+        with pytest.raises(FusionZooError, match=rf"{name} was replaced while it was read"):
+            again.reference("image", 39)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,23 +14,7 @@ from fusionzoo.datasets.opening.complete import Completed, complete
 from fusionzoo.datasets.tables.provenance import Loaded
 
 N = 60
-WORDS = [
-    "the",
-    "patient",
-    "was",
-    "well",
-    "today",
-    "and",
-    "slept",
-    "a",
-    "little",
-    "before",
-    "pain",
-    "came",
-    "back",
-    "at",
-    "night",
-]
+WORDS = ["the", "patient", "was", "well", "today", "and", "slept", "before", "pain", "came"]
 DAY = datetime.date(2021, 11, 28)
 DAYS = [DAY + datetime.timedelta(days=9 * n) for n in range(N)]
 

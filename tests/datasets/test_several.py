@@ -29,7 +29,7 @@ from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.features.encode import encode, fingerprint
 from fusionzoo.inputs.data import store_table
 from fusionzoo.model import encode_rows
-from fusionzoo.structures import ITEM_COUNTS, Audio
+from fusionzoo.structures import ITEM_COUNTS, Audio, Sample
 from fusionzoo.tools.audit.scan import scan_values
 
 RATE = 8000
@@ -79,13 +79,10 @@ def test_lists_in_cells_are_several_pictures(root: Path) -> None:
 
 def test_bytes_and_objects_in_lists_are_several_pictures(root: Path) -> None:
     paths = [root / f"frames/{number}.png" for number in (4, 5)]
-    structs = [
-        {"bytes": paths[0].read_bytes(), "path": None},
-        {"bytes": None, "path": str(paths[1])},
-    ]
+    contents = [path.read_bytes() for path in paths]
     columns = {
-        "bytes": [path.read_bytes() for path in paths],
-        "structs": structs,
+        "bytes": contents,
+        "structs": [{"bytes": contents[0], "path": None}, {"bytes": None, "path": str(paths[1])}],
         "pil": [Image.open(path) for path in paths],
         "paths": [str(path) for path in paths],
         "arrays": [picture(4).numpy(), picture(5).numpy()],
@@ -186,10 +183,7 @@ def test_a_wrong_segment_is_one_clear_error(
 
 
 def test_a_segment_beyond_the_file_is_an_error_of_its_sample(root: Path) -> None:
-    for row, reason in (
-        ({"start": 9}, "starts at 9 s, .* is 4 s"),
-        ({"end": 9}, "ends at 9 s"),
-    ):
+    for row, reason in (({"start": 9}, "starts at 9 s, .* is 4 s"), ({"end": 9}, "ends at 9 s")):
         data = fz.create_dataset(write(root, [{"audio": "a.wav", **row}]))
         with pytest.raises(FusionZooError, match=reason):
             data[0]
@@ -227,20 +221,14 @@ def test_shards_refuse_frames_of_videos(value: Any, prepare: bool) -> None:
 # ---- batches and encoders
 
 
-def batch_of(values: list[Any], train: bool = False) -> Any:
-    from fusionzoo.structures import Sample
-
+def batch_of(values: list[Any], processor: Any = PICTURES) -> Any:
     samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
-    return Collate({"image": PICTURES})(samples)
-
-
-def test_samples_with_one_picture_have_the_batches_of_before() -> None:
-    batch = batch_of([picture(1), None, picture(3)])
-    assert batch.inputs["image"].keys() == {"pixels"}
-    assert batch.inputs["image"]["pixels"].shape == (3, 3, 8, 8)
+    return Collate({"image": processor})(samples)
 
 
 def test_several_pictures_are_a_stack_with_their_counts() -> None:
+    inputs = batch_of([picture(1), None, picture(3)]).inputs["image"]
+    assert inputs.keys() == {"pixels"} and inputs["pixels"].shape == (3, 3, 8, 8)
     batch = batch_of([picture(1), [picture(2), picture(3), picture(4)], None])
     inputs = batch.inputs["image"]
     assert inputs["pixels"].shape == (3, 3, 3, 8, 8)
@@ -260,11 +248,7 @@ def test_tokens_of_all_pictures_stand_one_after_another(encoder: Any) -> None:
     noise = torch.Generator().manual_seed(0)
     a, b, c = (torch.randint(255, (3, 32, 32), generator=noise, dtype=torch.uint8) for _ in "abc")
     single = encoder(processor.collate([processor(x) for x in (a, b, c)]))
-    from fusionzoo.structures import Sample
-
-    values = [a, [a, b, c], None]
-    samples = [Sample(str(n), "", 0, {"image": value}) for n, value in enumerate(values)]
-    batch = Collate({"image": processor})(samples)
+    batch = batch_of([a, [a, b, c], None], processor)
     count = single.tokens.shape[1]
     for frozen in (False, True):
         encoder.frozen, encoder.frozen_rows = frozen, 2
@@ -283,17 +267,15 @@ def test_every_picture_of_a_sample_gets_a_gradient_and_padding_none(encoder: Any
     pixels = torch.rand(2, 3, 3, 32, 32, generator=noise).requires_grad_()
     features = encoder({"pixels": pixels, ITEM_COUNTS: torch.tensor([3, 1])})
     (features.tokens.square().sum() + features.pooled.sum()).backward()
-    assert pixels.grad is not None
     per_item = pixels.grad.abs().sum((2, 3, 4)) > 0
     assert per_item.tolist() == [[True, True, True], [True, False, False]]
     encoder.zero_grad()
 
 
 def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: Any) -> None:
-    rows = [{"image": [f"frames/{n}.png", "frames/1.png"]} for n in (2, 3)]
-    rows += [{"image": "frames/4.png"}]  # type: ignore[dict-item]
+    files = [["2.png", "1.png"], ["3.png", "1.png"], ["4.png"]]
     table = [
-        {"split": "train", "image": [str(root / x) for x in _listed(row["image"])]} for row in rows
+        {"split": "train", "image": [str(root / "frames" / x) for x in names]} for names in files
     ]
     data = fz.create_dataset(table)
     stored = encode(encoder, data, progress=False)
@@ -306,10 +288,6 @@ def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: An
     before = fingerprint(data, "image")
     Image.new("RGB", (9, 9)).save(root / "frames/2.png")
     assert fingerprint(data, "image") != before
-
-
-def _listed(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [value]
 
 
 def test_damage_changes_each_picture_by_a_draw_of_its_own() -> None:

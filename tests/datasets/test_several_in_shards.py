@@ -16,12 +16,12 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 import fusionzoo as fz
-from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.errors import FusionZooError
+from helpers.samples import epoch, plain
 from helpers.stopped import hashes, stop_at, without_checksums
 
 ROWS = 18
@@ -60,15 +60,6 @@ def shards(root: Path) -> Path:
     for format in ("parquet", "webdataset"):
         fz.convert(open_rows(root), root / format, format=format, **SMALL)
     return root
-
-
-def plain(value: Any) -> Any:
-    """Return a decoded value, or several, as text that tells any difference."""
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if hasattr(value, "samples"):
-        return f"{value.rate} {value.samples.tolist()}"
-    return f"{value.dtype} {value.tolist()}" if isinstance(value, torch.Tensor) else value
 
 
 def contents(data: PairedDataset) -> dict[str, Any]:
@@ -141,33 +132,18 @@ def test_counts_and_sizes_of_lists_are_those_of_the_source(
     assert source.lengths().unique().numel() > 10
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def epoch(data: PairedDataset, workers: int) -> list[Any]:
-    loader = DataLoader(
-        data,  # type: ignore[arg-type]
-        batch_sampler=PairedBatchSampler(make_sampler(data, shuffle=True, seed=1), 5),
-        collate_fn=as_list,
-        num_workers=workers,
-        generator=torch.Generator(),
-    )
-    return [[(x.id, x.seed, str(plain(list(x.values.values())))) for x in b] for b in loader]
-
-
 @FORMATS
 def test_batches_are_those_of_the_source_for_any_workers_also_behind_a_url(
     format: str, root: Path, shards: Path
 ) -> None:
-    expected = epoch(open_rows(root).split("train"), 0)
+    expected = epoch(open_rows(root).split("train"), 0, 5)
     assert len(expected) > 2
     opened = fz.create_dataset(shards / format).split("train")
     files = fsspec.filesystem("memory")
     files.put(str(shards / format), f"/several-{format}", recursive=True)
     remote = fz.create_dataset(f"memory://several-{format}").split("train")
     for data, workers in ((opened, 2), (remote, 0)):
-        assert epoch(data, workers) == expected
+        assert epoch(data, workers, 5) == expected
     files.rm(f"/several-{format}", recursive=True)
 
 
@@ -210,7 +186,7 @@ def test_a_list_with_an_unreadable_item_is_treated_as_a_single_value(
     settings["on_error"] = "missing"
     source = fz.create_dataset(tmp_path / "rows.jsonl", **settings)
     with pytest.raises(FusionZooError, match=r"sample 'x', image: item 2 of 2: .*gone\.png cannot"):
-        fz.convert(_raising(source), tmp_path / "out", format=format)
+        fz.convert(source.with_policy(on_error="raise"), tmp_path / "out", format=format)
     written = fz.convert(source, tmp_path / format, format=format)
     assert written.failed == 1
     opened = fz.create_dataset(tmp_path / format, on_error="missing", max_errors=1.0)
@@ -219,10 +195,6 @@ def test_a_list_with_an_unreadable_item_is_treated_as_a_single_value(
     assert opened.failures() == [("y", "image")]
     with pytest.raises(FusionZooError, match=r"item 2 of 2: .* cannot be read as an image"):
         fz.create_dataset(tmp_path / format)[1]
-
-
-def _raising(data: PairedDataset) -> PairedDataset:
-    return data.with_policy(on_error="raise")
 
 
 @FORMATS

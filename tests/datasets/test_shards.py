@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 import fusionzoo as fz
 from fusionzoo.cli import main as console
@@ -26,6 +24,7 @@ from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.shards.blocks import Blocks, StoredCells
 from fusionzoo.datasets.shards.write import Settings, write_shards
 from fusionzoo.errors import FusionZooError
+from helpers.samples import assert_same, load
 from helpers.stopped import hashes, stop_at
 
 ROWS = 60
@@ -68,27 +67,6 @@ def shards(source: PairedDataset, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("shards") / "out"
     write_shards(source, folder, Settings(**SMALL))
     return folder
-
-
-def assert_same(one: PairedDataset, other: PairedDataset) -> None:
-    assert list(one.modalities.items()) == list(other.modalities.items())
-    assert (one.ids, one.split_names, one.labels, one.groups) == (
-        *(other.ids, other.split_names, other.labels, other.groups),
-    )
-    assert torch.equal(one.present, other.present)
-    for row in range(len(one)):
-        first, second = one[row], other[row]
-        assert first is not None and second is not None and first.target == second.target
-        for name, value in first.values.items():
-            assert same_value(value, second.values[name]), (row, name)
-
-
-def same_value(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if hasattr(one, "samples"):
-        return bool(one.rate == other.rate and torch.equal(one.samples, other.samples))
-    return bool(one == other)
 
 
 def stored(dataset: PairedDataset) -> Blocks:
@@ -164,7 +142,6 @@ def test_two_ranks_read_the_batches_of_one(shards: Path) -> None:
 def test_a_window_holds_a_few_blocks_and_epochs_differ(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
     blocking = train.blocking()
-    assert blocking is not None
     sampler = make_sampler(train, shuffle=True, seed=3)
     orders = []
     for epoch in (0, 1):
@@ -207,7 +184,6 @@ def test_each_block_is_read_once_per_epoch(shuffle: bool, shards: Path) -> None:
         for key in batch:
             assert train[key] is not None
     blocking = train.blocking()
-    assert blocking is not None
     assert stored(train).reads == len(blocking.blocks.unique()) > 6
 
 
@@ -215,7 +191,6 @@ def test_the_longest_samples_come_first_within_a_window(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
     order = train.by_length()
     blocking, lengths = train.blocking(), train.lengths()
-    assert blocking is not None
     windows = blocking.windows(torch.arange(len(train)), None)
     assert sorted(order) == list(range(len(train))) and windows[order].diff().min() >= 0
     first = [row for row in order if windows[row] == 0]
@@ -232,57 +207,28 @@ def test_joined_shards_are_shuffled_by_their_blocks(source: PairedDataset, shard
     assert PairedDataset.join({"text": source.select("text")}).blocking() is None
 
 
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def load(
-    dataset: PairedDataset, workers: int, start: int = 0, rank: int = 0, world: int = 1
-) -> Any:
-    sampler = make_sampler(dataset, shuffle=True, distributed=(rank, world), seed=5)
+def loaded(
+    data: PairedDataset, workers: int, start: int = 0, rank: int = 0, world: int = 1
+) -> list[list[str]]:
+    sampler = make_sampler(data, shuffle=True, distributed=(rank, world), seed=5)
     batches = PairedBatchSampler(sampler, 6 // world, num_iters=9, start_iter=start)
-    return DataLoader(
-        dataset,  # type: ignore[arg-type]
-        batch_sampler=batches,
-        collate_fn=as_list,
-        num_workers=workers,
-        generator=torch.Generator(),
-    )
-
-
-def contents(batches: Any) -> list[list[str]]:
-    """Ids, seeds and a digest of the values of each sample."""
-    return [
-        [f"{x.id} {x.seed} {hashlib.md5(repr(_plain(x.values)).encode()).hexdigest()}" for x in b]
-        for b in batches
-    ]
-
-
-def _plain(values: dict[str, Any]) -> Any:
-    return {
-        name: x.tolist()
-        if isinstance(x, torch.Tensor)
-        else x.samples.tolist()
-        if hasattr(x, "samples")
-        else x
-        for name, x in values.items()
-    }
+    return load(data, batches, workers)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on two cores
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_and_ranks_load_the_same_batches(workers: int, shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
-    alone = contents(load(train, 0))
+    alone = loaded(train, 0)
     assert len(alone) == 9 and len({key for batch in alone for key in batch}) > 30
-    assert contents(load(train, workers)) == alone
-    ranks = [contents(load(train, workers, rank=rank, world=2)) for rank in (0, 1)]
+    assert loaded(train, workers) == alone
+    ranks = [loaded(train, workers, rank=rank, world=2) for rank in (0, 1)]
     assert [[*a, *b] for a, b in zip(*ranks, strict=True)] == [[*x[::2], *x[1::2]] for x in alone]
 
 
 def test_a_resumed_epoch_goes_on_with_the_next_batch(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
-    assert contents(load(train, 0, start=7)) == contents(load(train, 0))[7:]
+    assert loaded(train, 0, start=7) == loaded(train, 0)[7:]
 
 
 # ---- conversions that stop

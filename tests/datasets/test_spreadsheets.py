@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import tracemalloc
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -26,6 +25,7 @@ from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.data import data_settings
+from helpers.memory import at_most
 
 HEADER = ["id", "split", "target", "text"]
 ROWS = [
@@ -71,7 +71,10 @@ def check_rows(data: PairedDataset) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"],
+)
 @pytest.mark.parametrize("compressed", [False, True])
 def test_delimiter_and_encoding_are_found(
     delimiter: str, encoding: str, compressed: bool, tmp_path: Path
@@ -84,19 +87,13 @@ def test_delimiter_and_encoding_are_found(
     said = summary(dataset).get("read as", "")
     names = {",": "", "\t": "delimiter tab"}
     assert names.get(delimiter, f"delimiter '{delimiter}'") in said
-    guessed = {"latin-1": "cp1252", "cp1252": "cp1252", "utf-16": "utf-16"}.get(encoding, "")
+    guesses = {"latin-1": "cp1252", "cp1252": "cp1252", "utf-16": "utf-16"}
+    by_zeros = {x: f"encoding {x} (by its zero bytes)" for x in ("utf-16-le", "utf-16-be")}
+    guessed = (guesses | by_zeros).get(encoding, "")
     assert guessed in said
     assert ("guessed" in said) == (guessed == "cp1252")
     if not guessed and delimiter == ",":
         assert said == ""
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_without_a_mark_is_found_by_its_zeros(encoding: str, tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_bytes(cells().encode(encoding))
-    data = opened(tmp_path / "m.csv")
-    check_rows(data)
-    assert summary(data)["read as"] == f"encoding {encoding} (by its zero bytes)"
 
 
 def test_delimiter_and_encoding_can_be_named(tmp_path: Path) -> None:
@@ -160,6 +157,7 @@ def test_broken_files_are_one_error(tmp_path: Path) -> None:
     assert "cannot be read" in message(tmp_path, "not compressed", "m.csv.gz")
     assert "cannot be read as .xlsx" in message(tmp_path, "no workbook", "m.xlsx")
     assert "has no rows" in message(tmp_path, "id,text\n")
+    assert "below row 2 is open" in message(tmp_path, 'id,text\na,one\nb,"two\nc,three\nd,four\n')
 
 
 # ---- rows by number
@@ -193,12 +191,6 @@ def test_rows_have_the_numbers_of_an_editor(ends: str, tmp_path: Path) -> None:
     assert "m.csv, row 7, sample 'b': image file" in said
     data = table(tmp_path, text, columns=columns, kinds={"words": "text"}, on_error="missing")
     assert [data.where(row).rpartition(" ")[2] for row in range(2)] == ["3", "7"]
-
-
-def test_rows_of_json_lines_have_the_numbers_of_an_editor(tmp_path: Path) -> None:
-    rows = [{"id": "a", "text": "x"}, None, {"id": "b", "image": "nowhere.png"}]
-    text = "\n".join(json.dumps(row) if row else "" for row in rows)
-    assert "m.jsonl, row 3, sample 'b': image file" in message(tmp_path, text, "m.jsonl")
 
 
 def test_every_message_names_the_same_row(tmp_path: Path) -> None:
@@ -329,18 +321,13 @@ def test_a_file_that_is_no_table_is_named(name: str, start: str, tmp_path: Path)
         create_dataset(tmp_path / name)
 
 
-def test_an_open_quotation_mark_is_an_error(tmp_path: Path) -> None:
-    text = 'id,text\na,one\nb,"two\nc,three\nd,four\n'
-    assert "below row 2 is open" in message(tmp_path, text)
-    assert table(tmp_path, 'id,text\na,"one\ntwo"\n').references("text") == ["one\ntwo"]
-
-
 def test_json_lines_that_cannot_be_read_name_row_and_column(tmp_path: Path) -> None:
     first = '{"id": "a", "text": "x"}\n\n'
     for line, problem in [
         ('{"id": "b", "text": ', "row 3 is not JSON"),
         ("[1, 2]", "row 3 is no object"),
         ('{"id": 7, "text": "x"}', "Column(/id) changed from string to number"),
+        ('{"id": "b", "image": "nowhere.png"}', "m.jsonl, row 3, sample 'b': image file"),
     ]:
         assert problem in message(tmp_path, first + line + "\n", "m.jsonl")
 
@@ -376,7 +363,6 @@ def test_json_lines_keep_dates_as_text(tmp_path: Path) -> None:
 def workbook(path: Path, rows: Any, *, before: int = 0, sheets: Any = ()) -> Path:
     book = openpyxl.Workbook()
     sheet = book.active
-    assert sheet is not None
     for _ in range(before):
         sheet.append([])
     for row in rows:
@@ -388,22 +374,18 @@ def workbook(path: Path, rows: Any, *, before: int = 0, sheets: Any = ()) -> Pat
     return path
 
 
-def test_a_spreadsheet_is_read_like_its_csv(tmp_path: Path) -> None:
-    check_rows(opened(workbook(tmp_path / "m.XLSX", [HEADER, *ROWS])))
-
-
 def test_cells_of_a_spreadsheet_become_text(tmp_path: Path) -> None:
     import datetime
 
     day = datetime.datetime(2026, 11, 22)
     rows = [["id", "target", "text"], [1, 2.0, "x"], [2, 2.5, day], [3, True, "#N/A"], [4, 2, "z"]]
-    path = workbook(tmp_path / "m.xlsx", rows, before=2)
+    path = workbook(tmp_path / "m.XLSX", rows, before=2)
     data = opened(path, shares=(1, 0, 0), drop_empty=True)
     assert (data.ids, data.labels) == (["1", "2", "4"], ["2", "2.5", "2"])
     assert data.references("text") == ["x", "2026-11-22", "z"]
-    assert data.where(2).endswith("m.xlsx, row 7")
+    assert data.where(2).endswith("m.XLSX, row 7")
     with pytest.raises(
-        FusionZooError, match=r"m\.xlsx, row 6, sample '3': every modality is empty"
+        FusionZooError, match=r"m\.XLSX, row 6, sample '3': every modality is empty"
     ):
         opened(path)
 
@@ -461,26 +443,20 @@ def test_cells_of_a_sheet_are_counted_while_they_are_read(
         b'<row r="%d"><c r="XFD%d"><v>1</v></c></row>' % (n, n) for n in range(3, 2000)
     )
     path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", cells)
-    tracemalloc.start()
-    try:
-        with pytest.raises(FusionZooError, match=r"m\.xlsx is too large: 327,684 cells; at most"):
-            opened(path)
-        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # 2,000 rows take 260 MB
-    finally:
-        tracemalloc.stop()
+    problem = r"m\.xlsx is too large: 327,684 cells; at most"
+    with at_most(20_000_000), pytest.raises(FusionZooError, match=problem):
+        opened(path)  # 2,000 rows take 260 MB
 
 
-def test_too_many_styles_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    path = with_part(tmp_path / "m.xlsx", "xl/styles.xml", b"</cellXfs>", b"<xf/>" * 300_000)
-    with pytest.raises(FusionZooError, match=r"xl/styles\.xml is too large: 300,\d+ XML elements"):
-        opened(path)
-
-
-def test_a_row_of_millions_of_empty_cells_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_too_many_styles_or_empty_cells_are_refused_before_they_are_read(tmp_path: Path) -> None:
     row = b'<row r="3">' + b"<c/>" * 5_000_000 + b"</row>"  # of 5 kB in the file
-    path = with_part(tmp_path / "m.xlsx", "xl/worksheets/sheet1.xml", b"</sheetData>", row)
-    with pytest.raises(FusionZooError, match=r"sheet1\.xml is too large: 26\d,\d+ XML elements"):
-        opened(path)
+    for name, before, inserted, count in (
+        ("xl/styles.xml", b"</cellXfs>", b"<xf/>" * 300_000, r"300,\d+"),
+        ("xl/worksheets/sheet1.xml", b"</sheetData>", row, r"26\d,\d+"),
+    ):
+        path = with_part(tmp_path / "m.xlsx", name, before, inserted)
+        with pytest.raises(FusionZooError, match=rf"{name} is too large: {count} XML elements"):
+            opened(path)
 
 
 @pytest.mark.parametrize(
@@ -591,8 +567,7 @@ def test_a_decimal_comma_is_read_or_pointed_out(tmp_path: Path) -> None:
         ' decimal="," reads it as 25.06'
     )
     data = table(tmp_path, text, targets=kinds, shares=(1, 0, 0), decimal=",")
-    numbers = data.scheme[0].original(data.targets)[:, 0] if data.scheme else None
-    assert numbers is not None
+    numbers = data.scheme[0].original(data.targets)[:, 0]
     assert numbers.tolist() == pytest.approx([25.06, -35, 7], abs=1e-5)
     assert data.references("text")[0] == "2,5 kg"  # text stays as it is
     assert summary(data)["read as"] == "delimiter ';', decimal comma"
@@ -737,7 +712,6 @@ def test_labels_of_several_are_spread_too(tmp_path: Path) -> None:
         f"s{n},{'sun; sea' if n % 13 == 0 else 'sea' if n % 2 else ';'},x\n" for n in range(60)
     )
     data = table(tmp_path, "id,tags,text\n" + rows, targets={"tags": "multilabel"})
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun")
     with_sun = {split for split, x in zip(data.split_names, data.targets[:, 1], strict=True) if x}
     assert with_sun == {"train", "val", "test"}
@@ -761,35 +735,11 @@ def test_class_folders_have_every_class_in_each_split(tmp_path: Path) -> None:
 # ---- joins
 
 
-def source(folder: Path, name: str, text: str, **settings: Any) -> PairedDataset:
-    (folder / name).mkdir()
-    return table(folder / name, text, **settings)
-
-
-def test_a_source_without_splits_takes_those_of_the_others(tmp_path: Path) -> None:
-    ids = [f"s{n}" for n in range(30)]
-    names = [("train", "val", "test")[n % 3] for n in range(30)]
-    assert names != [split_by_hash(key) for key in ids]
-    with_splits = "".join(f"{key},{name},x\n" for key, name in zip(ids, names, strict=True))
-    left = source(tmp_path, "left", "id,split,text\n" + with_splits)
-    right = source(tmp_path, "right", "id,text\n" + "".join(f"{key},y\n" for key in ids[::-1]))
-    for sources in ({"a": left, "b": right}, {"b": right, "a": left}):
-        data = PairedDataset.join(sources)
-        assert dict(zip(data.ids, data.split_names, strict=True)) == dict(
-            zip(ids, names, strict=True)
-        )
-        assert summary(data)["splits"].endswith("(column 'split')")
-    more = source(tmp_path, "more", "id,text\ns0,y\nother,y\n")
-    data = PairedDataset.join({"a": left, "b": more}, how="outer")
-    assert data.split_names == [*names, more.split_names[1]]
-    assert "column 'split'; 1 samples without one by a hash of 'id'" in summary(data)["splits"]
-
-
 def test_splits_of_a_join_are_made_of_the_joined_ids(tmp_path: Path) -> None:
     ids = [f"s{n}" for n in range(60)]
     rows = "".join(f"{key},c{n // 6},x\n" for n, key in enumerate(ids))
-    left = source(tmp_path, "left", "id,target,text\n" + rows)
-    right = source(tmp_path, "right", "id,text\n" + "".join(f"{key},y\n" for key in ids))
+    left = table(tmp_path, "id,target,text\n" + rows, "left.csv")
+    right = table(tmp_path, "id,text\n" + "".join(f"{key},y\n" for key in ids), "right.csv")
     assert left.split_names != right.split_names  # the classes of one are unknown to the other
     data = PairedDataset.join({"a": left, "b": right})
     assert len(set(zip(data.labels, data.split_names, strict=True))) == 30
@@ -809,8 +759,6 @@ def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Pa
     data = table(tmp_path, text)
     assert data.classes == ["Cat", "cat", "dog"]
     assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
-    data = table(tmp_path, text, targets={"target": "classification"})
-    assert "the classes 'Cat', 'cat' differ by case alone" in summary(data)["hint"]
     assert "hint" not in summary(table(tmp_path, text.replace("Cat", "cow")))
 
 
@@ -823,7 +771,6 @@ def test_spaces_around_classes_do_not_count_and_case_is_pointed_out(tmp_path: Pa
         (["sun;sea", "sun", "sea"] * 5, "--objective.name multilabel"),
         (["sun, sea", "sun", "sea"] * 5, "--objective.name multilabel --data.label_separator ,"),
         (["sun|sea", "sun", "sea"], "--objective.name multilabel --data.label_separator '|'"),
-        (["a;b", "b", "c;a"] * 5, "--objective.name multilabel"),
         (["one", "two", "three", "four"], "each of the 4 targets occurs once"),
         ([str(n % 10) for n in range(100)], ""),
         ([str(n % 30) for n in range(1000)], ""),
@@ -861,11 +808,9 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
     rows = "".join(f's{n},"{("sun, sea", "sun", "sea", "")[n % 4]}",x\n' for n in range(80))
     text, kinds = "id,tags,text\n" + rows, {"tags": "multilabel"}
     data = table(tmp_path, text, targets=kinds)
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun", "sun, sea")
     assert "--data.label_separator ," in summary(data)["hint"]
     data = table(tmp_path, text, targets=kinds, label_separator=",")
-    assert data.scheme is not None
     assert data.scheme[0].classes == ("sea", "sun")
     assert data.targets[:3].tolist() == [[1, 1], [0, 1], [1, 0]]
     assert data.targets[3].isnan().all()
@@ -880,26 +825,23 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
 
 def test_ids_splits_groups_and_labels_as_bytes_are_text(tmp_path: Path) -> None:
     columns = {
-        "id": [b"a", b"b"],
-        "split": [b"train", b"test"],
-        "target": [b"x", b"x"],
-        "group": [b"p1", b"p2"],
+        "id": ["a", "b"],
+        "split": ["train", "test"],
+        "target": ["x", "x"],
+        "group": ["p", "q"],
     }
-    dataset = create_dataset(pa.table({**columns, "text": ["one", "two"]}))
-    assert dataset.table["id"].to_pylist() == ["a", "b"]
-    assert dataset.split_names == ["train", "test"]
-    assert list(dataset.classes) == ["x"]
-    assert dataset.groups == ["p1", "p2"]
+    cells = {name: [cell.encode() for cell in column] for name, column in columns.items()}
+    data = create_dataset(pa.table({**cells, "text": ["one", "two"]}))
+    found = (data.ids, data.split_names, data.labels, data.groups)
+    assert found == tuple(columns.values())
 
 
 @pytest.mark.parametrize("last", [20_004, 1_048_576])
 def test_a_cell_far_below_the_table_is_an_error_that_names_its_row(
     last: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "m.xlsx"
-    book = openpyxl.Workbook()
-    for row in (["id", "text"], ["a", "one"], ["b", "two"]):
-        book.active.append(row)
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "one"], ["b", "two"]])
+    book = openpyxl.load_workbook(path)
     book.active.cell(last, 5).value = None  # formatted, but empty
     book.active.cell(last, 5).font = openpyxl.styles.Font(bold=True)
     book.save(path)

@@ -77,14 +77,10 @@ def test_a_stamp_has_its_description_and_its_spoken_name(tree: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("language", "text"), [("fr", "Un hibou."), ("fro", "Uns huiboz.")])
-def test_the_text_may_be_of_another_language(tree: Path, language: str, text: str) -> None:
-    assert opened(tree, text_language=language)["animals/birds/owl"][0] == text
-
-
-def test_the_recording_may_be_of_another_language_and_format(tree: Path) -> None:
-    found = opened(tree, speech_language="pt_BR")
-    assert found["animals/birds/owl"][1] == "owl_desc_pt_BR.wav"
+def test_text_and_recording_may_be_of_another_language_and_format(tree: Path) -> None:
+    for language, text in (("fr", "Un hibou."), ("fro", "Uns huiboz.")):
+        found = opened(tree, text_language=language, speech_language="pt_BR")
+        assert found["animals/birds/owl"] == (text, "owl_desc_pt_BR.wav")
 
 
 @pytest.mark.parametrize("languages", ["fr, pt_BR", ["fr", "pt_BR", "fr"]])
@@ -104,17 +100,11 @@ def test_several_languages_give_a_sample_per_recording_in_its_stamp_s_group(
     assert {groups[key] for key in found if "owl" in key} == {"animals/owl"}
 
 
-def test_small_classes_are_left_out(tree: Path) -> None:
+def test_small_classes_are_left_out_and_drawings_added_on_request(tree: Path) -> None:
     data = create_dataset("stamps", root=str(tree), min_class_size=3)
     assert data.classes == ["animals"]
-
-
-def test_drawings_are_added_on_request(tree: Path) -> None:
     assert set(opened(tree, svg=True)) - set(opened(tree)) == {"animals/birds/emu"}
-
-
-def test_the_root_may_be_the_stamps_folder_itself(tree: Path) -> None:
-    assert opened(tree) == opened(tree / stamps.INSIDE)
+    assert opened(tree) == opened(tree / stamps.INSIDE)  # the root may be the stamps' own folder
 
 
 @pytest.mark.parametrize(
@@ -230,5 +220,4 @@ def test_the_real_stamps_are_the_documented_ones(
         assert set(data.split(split).labels) == set(data.classes)
     for i in range(0, len(data), len(data) // 30):
         sample = data[i]
-        assert sample is not None
         assert sample.values["image"].shape[0] == 3

@@ -150,7 +150,6 @@ def test_a_segment_of_a_video_has_the_pictures_and_the_sound_of_that_time(clip: 
     rows = [{"split": "train", **row} for row in rows]
     data = fz.create_dataset(rows, frames=5)
     first, second = data[0], data[1]
-    assert first and second
     assert_pictures(first.values["image"], frames[[6, 8, 10, 12, 14]])
     assert_pictures(second.values["image"], frames[[1, 3, 5, 7, 9]])
     samples = decode("audio", (wave, RATE)).samples
@@ -158,7 +157,6 @@ def test_a_segment_of_a_video_has_the_pictures_and_the_sound_of_that_time(clip: 
     assert torch.equal(second.values["audio"].samples, samples[:8000])
     moved = [{**row, "audio_start": 1.0, "audio_end": 2.0} for row in rows]
     sample = fz.create_dataset(moved, frames=5)[0]
-    assert sample
     assert torch.equal(sample.values["audio"].samples, samples[8000:16_000])
     assert_pictures(sample.values["image"], frames[[6, 8, 10, 12, 14]])
 
@@ -171,9 +169,8 @@ def test_far_parts_of_a_long_video_are_sought(tmp_path: Path, monkeypatch: Any) 
     write_video(path, frames, wave)
     decoded = count_frames(monkeypatch)
     pictures = decode("image", Segment(path, 40.0, 44.0, 4))
-    assert [int(picture[0, 0, 0]) for picture in pictures] == [
-        n % 251 for n in (405, 415, 425, 435)
-    ]
+    shades = [int(picture[0, 0, 0]) for picture in pictures]
+    assert shades == [n % 251 for n in (405, 415, 425, 435)]
     assert len(decoded) < 60
     sound = decode("audio", path)  # 480,000 samples at once
     monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_AT_ONCE", 10_000)
@@ -296,9 +293,8 @@ def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: 
 
     original = video._tensor
     monkeypatch.setattr(video, "_tensor", lambda frame, name: original(Rotated(frame), name))
-    assert_pictures(
-        decode("image", Segment(path, frames=2)), np.rot90(frames[[5, 15]], 1, (1, 2)).copy()
-    )
+    upright = np.rot90(frames[[5, 15]], 1, (1, 2)).copy()
+    assert_pictures(decode("image", Segment(path, frames=2)), upright)
 
 
 # ---- training

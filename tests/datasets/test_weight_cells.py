@@ -35,7 +35,6 @@ def opened(**settings: Any) -> PairedDataset:
 
 
 def weights_of(data: PairedDataset) -> dict[str, float]:
-    assert data.weights is not None
     return dict(zip(data.ids, data.weights.tolist(), strict=True))
 
 

@@ -48,6 +48,7 @@ class AGM(Balance):
     surgery = True
     losses: Tensor
     epoch: Tensor
+    off_at_zero = ("alpha",)
 
     def __init__(
         self,
@@ -67,9 +68,6 @@ class AGM(Balance):
         # Over the epoch, or with `restart=False` over the run: sums of CE(phi_m), numbers of rows.
         self.register_buffer("losses", torch.zeros(2, len(self.widths)))
         self.register_buffer("epoch", torch.tensor(-1.0))
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.alpha) and super().active(context)
 
     def edit_output(self, context: StepContext) -> FusionOutput:
         phi = self.shapley(context)

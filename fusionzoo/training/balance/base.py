@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fusionzoo.config import RunConfig
 from fusionzoo.distributed import World
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.fusion import Fusion
 from fusionzoo.model import FusionModel
 from fusionzoo.registry import Entry, Registry
@@ -42,6 +42,11 @@ class LossTerm(NamedTuple):
     mask: Tensor  # (B,) bool
     weight: float | Tensor = 1.0
     by_row: bool = True  # False: `values` are of the whole batch, and weighted already
+
+    @classmethod
+    def everywhere(cls, values: Tensor, weight: float, *, by_row: bool = True) -> LossTerm:
+        """Return a loss for which all values count."""
+        return cls(values, torch.ones_like(values, dtype=torch.bool), weight, by_row)
 
 
 class MeanLoss(NamedTuple):
@@ -200,6 +205,7 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
     weighs_rows = True  # whether it works with a column of weights (`--data.weight_column`)
     validates = False  # whether it learns from how well the model does on the validation split
     lr_scale = 1.0  # learning rate of its own parameters, as a multiple of the base rate
+    off_at_zero: tuple[str, ...] = ()  # settings that switch it off where all of them are 0
 
     def __init__(
         self, inputs: StrategyInputs, *, start: float = 0.0, end: float | None = None
@@ -243,15 +249,14 @@ class Balance(DataHooks, LossHooks, GradientHooks, nn.Module):
         if not isinstance(value, Mapping):
             return dict.fromkeys(self.widths, float(value))
         for modality in value:
-            self.require(
-                modality in self.widths,
-                f"{setting}.{modality}: the model has no modality {modality!r}."
-                f"{did_you_mean(modality, self.widths)} It has: {', '.join(self.widths)}.",
-            )
+            problem = f"{self.name}: {setting}.{modality}: the model has no modality {modality!r}"
+            check_known(modality, self.widths, problem)
         return {name: float(value.get(name, 0)) for name in self.widths}
 
     def active(self, context: StepContext) -> bool:
         """Whether the strategy does anything; subclasses add their own ways of being off."""
+        if self.off_at_zero and not any(getattr(self, name) for name in self.off_at_zero):
+            return False
         return self.start <= context.epoch and (self.end is None or context.epoch < self.end)
 
     def begin_epoch(

@@ -41,6 +41,7 @@ class CCALoss(Balance):
     encoders_only = True
     raw_inputs = False
     weighs_rows = False  # its loss is of the whole batch
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -61,9 +62,6 @@ class CCALoss(Balance):
         self.weight, self.dim, self.ridge, self.top = weight, dim, ridge, top
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
-
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         projected = {}
         for name, project in self.project.items():
@@ -76,8 +74,7 @@ class CCALoss(Balance):
         for a, b in combinations(projected, 2):
             both_present = column[a] & column[b]
             value = -self.correlation(rows[a][both_present], rows[b][both_present])[None]
-            mask = torch.ones_like(value, dtype=torch.bool)
-            terms[f"{self.name}/{a}-{b}"] = LossTerm(value, mask, self.weight)
+            terms[f"{self.name}/{a}-{b}"] = LossTerm.everywhere(value, self.weight)
         return terms
 
     def correlation(self, left: Tensor, right: Tensor) -> Tensor:

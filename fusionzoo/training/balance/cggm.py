@@ -116,8 +116,7 @@ class CGGM(Balance):
         single = total(torch.stack([g for g in gradients if g is not None]), self.world)
         factors = self.factors[used].to(fused.device)
         value = misdirection(factors, single, fused).to(at_least_float32(slope).dtype)[None]
-        mask = torch.ones_like(value, dtype=torch.bool)
-        return LossTerm(value, mask, self.direction, by_row=False)
+        return LossTerm.everywhere(value, self.direction, by_row=False)
 
     def _sum_with_gradient(self, x: Tensor) -> Tensor:
         """Sum over the processes; the gradient of this process's part stands for its rows, and is

@@ -50,6 +50,7 @@ class CoMM(Balance):
 
     encoders_only = True
     weighs_rows = False  # its losses are of pairs of samples
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -78,9 +79,6 @@ class CoMM(Balance):
         for width in (self.fusion.dim, dim):
             layers += [nn.Linear(width, dim), nn.LayerNorm(dim), nn.ReLU()]
         self.head = nn.Sequential(*layers, nn.Linear(dim, dim))
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
 
     def views(self, batch: Batch, rows: Tensor, context: StepContext) -> tuple[Batch, Batch]:
         second = batch.inputs if batch.second is None else batch.second
@@ -133,9 +131,8 @@ class CoMM(Balance):
             ).mean(0)
             if not len(values):
                 values = 0.0 * rows["0 "].sum()[None]
-            everywhere = torch.ones_like(values, dtype=torch.bool)
             weight = self.weight / len(masks)
-            terms[f"{self.name}/{name or 'all'}"] = LossTerm(values, everywhere, weight)
+            terms[f"{self.name}/{name or 'all'}"] = LossTerm.everywhere(values, weight)
         return terms
 
     def embed_subsets(self, features: Mapping[str, Features]) -> dict[str, Tensor]:

@@ -57,6 +57,7 @@ class ContrastiveAlign(Balance):
     encoders_only = True
     raw_inputs = False
     weighs_rows = False  # its losses are of pairs of samples
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -88,9 +89,6 @@ class ContrastiveAlign(Balance):
         self.scale = nn.Parameter(torch.tensor([math.log(10 if siglip else 1 / 0.07)]))
         self.bias = nn.Parameter(torch.tensor([-10.0])) if siglip else None
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
-
     def embed(self, features: Mapping[str, Features]) -> dict[str, Tensor]:
         """Return each modality's unit vectors in the common space, zeros where it is absent."""
         embeddings = {}
@@ -105,19 +103,16 @@ class ContrastiveAlign(Balance):
         embeddings = self.embed(context.features)
         rows, present = gathered_rows(embeddings, presence(context.features), self.world)
         column = dict(zip(embeddings, present.unbind(1), strict=True))
-        terms = {}
+        terms: dict[str, LossTerm] = {}
         for a, b in self.pairs:
             both_present = column[a] & column[b]
             left, right = rows[a][both_present], rows[b][both_present]
-            terms[f"{self.name}/{a}-{b}"] = self._term(left, right)
+            losses = {f"{self.name}/{a}-{b}": self.loss(left, right)}
             for size in self.prefixes:
                 short = (F.normalize(x[:, :size], dim=1) for x in (left, right))
-                terms[f"{self.name}/{a}-{b}/{size}"] = self._term(*short)
+                losses[f"{self.name}/{a}-{b}/{size}"] = self.loss(*short)
+            terms |= {name: LossTerm.everywhere(x, self.weight) for name, x in losses.items()}
         return terms
-
-    def _term(self, left: Tensor, right: Tensor) -> LossTerm:
-        values = self.loss(left, right)
-        return LossTerm(values, torch.ones_like(values, dtype=torch.bool), self.weight)
 
     @torch.no_grad()
     def after_step(self) -> None:

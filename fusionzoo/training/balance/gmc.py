@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -36,6 +35,7 @@ class GMC(Balance):
 
     raw_inputs = False
     weighs_rows = False  # its losses are of pairs of samples
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -54,9 +54,6 @@ class GMC(Balance):
         self.project = nn.ModuleDict({name: nn.Linear(w, dim) for name, w in self.widths.items()})
         self.shared = nn.Sequential(nn.SiLU(), nn.Linear(dim, dim), nn.SiLU(), nn.Linear(dim, dim))
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
-
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         vectors = {"": self.embed_in_common(self.fused(context.output.embedding))}
         for name, project in self.project.items():
@@ -70,8 +67,7 @@ class GMC(Balance):
             values = nt_xent(rows[""][mask], rows[name][mask], self.temperature)
             if not len(values):
                 values = 0.0 * (rows[""].sum() + rows[name].sum())[None]
-            everywhere = torch.ones_like(values, dtype=torch.bool)
-            terms[f"{self.name}/{name}"] = LossTerm(values, everywhere, self.weight)
+            terms[f"{self.name}/{name}"] = LossTerm.everywhere(values, self.weight)
         return terms
 
     def embed_in_common(self, x: Tensor) -> Tensor:

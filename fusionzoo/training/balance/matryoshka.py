@@ -39,6 +39,7 @@ class Matryoshka(Balance):
     """
 
     raw_inputs = False
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -61,9 +62,6 @@ class Matryoshka(Balance):
         self.prefixes, self.weight = sorted({*sizes}) or halves(dim), weight
         outputs = self.fusion.num_outputs
         self.heads = nn.ModuleDict({str(size): nn.Linear(size, outputs) for size in self.prefixes})
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         target, embedding, terms = context.batch.target, context.output.embedding, {}

@@ -38,6 +38,7 @@ class MMPareto(Balance):
     raw_inputs = False
     surgery = True
     shards = False  # two backward passes
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -52,9 +53,6 @@ class MMPareto(Balance):
         self.require(gamma > 0, f"gamma={gamma:g}; it must be positive")
         self.weight, self.gamma = weight, gamma
         self.heads = ModalityHeads(self.widths, self.fusion.num_outputs)
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         return self.heads.losses(context, self.name, dict.fromkeys(self.widths, self.weight))

@@ -47,6 +47,7 @@ class MoreFewer(Balance):
     """
 
     raw_inputs = False
+    off_at_zero = ("alpha", "subset_loss")
 
     def __init__(
         self,
@@ -70,9 +71,6 @@ class MoreFewer(Balance):
         self.on, self.alpha, self.subset_loss = on, alpha, subset_loss
         self.chain, self.stop_subset = chain, stop_subset
         self.draws = SubsetDraws(len(inputs.targets), len(self.widths), inputs.seed)
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.alpha or self.subset_loss) and super().active(context)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         present = presence(context.features)

@@ -41,6 +41,7 @@ class OGMGE(Balance):
     encoders_only = True
     raw_inputs = False
     surgery = True
+    off_at_zero = ("alpha", "noise")
 
     def __init__(
         self,
@@ -57,21 +58,9 @@ class OGMGE(Balance):
         self.alpha, self.noise = alpha, noise
         self.tally = BatchSum()  # sums of scores, rows: (2, M)
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.alpha or self.noise) and super().active(context)
-
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
-        assert context.batch.target is not None
-        probabilities = at_least_float32(self.unimodal_logits(context)).softmax(-1)
-        target = context.batch.target[:, None, None].expand(-1, probabilities.shape[1], 1)
-        present = presence(context.features)
-        scores = probabilities.gather(2, target)[..., 0]
-        self.tally.add(sums_of_rows(scores, present, context).double(), context)
+        self.tally.add(sums_of_scores(self.fusion, context), context)
         return {}
-
-    def unimodal_logits(self, context: StepContext) -> Tensor:
-        """Return z_m, the contribution of each modality to the logits: (B, M, K)."""
-        return unimodal_logits(self.fusion, context)
 
     def edit_gradients(
         self, encoders: Mapping[str, Sequence[nn.Parameter]], context: StepContext
@@ -107,6 +96,15 @@ def unimodal_logits(fusion: Fusion, context: StepContext) -> Tensor:
         single = [fusion(zeroed_except(context.features, n)).logits for n in context.features]
     share = 1 - 1 / presence(context.features).sum(1).clamp(min=1).to(baseline.dtype)
     return torch.stack(single, dim=1) - (share[:, None] * baseline)[:, None]
+
+
+def sums_of_scores(fusion: Fusion, context: StepContext) -> Tensor:
+    """Return the sums over rows of softmax(z_m)[y], and the numbers of rows: (2, M)."""
+    assert context.batch.target is not None
+    probabilities = at_least_float32(unimodal_logits(fusion, context)).softmax(-1)
+    target = context.batch.target[:, None, None].expand(-1, probabilities.shape[1], 1)
+    scores = probabilities.gather(2, target)[..., 0]
+    return sums_of_rows(scores, presence(context.features), context).double()
 
 
 def damping(scores: Tensor, in_batch: Tensor, alpha: float) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fusionzoo.structures import Batch, StepContext
 
-from ._shared import BatchSum, mean_of_sums, sums_of_rows
-from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence
-from .ogm_ge import unimodal_logits
+from ._shared import BatchSum, mean_of_sums
+from .base import BALANCE, Balance, LossTerm, StrategyInputs
+from .ogm_ge import sums_of_scores
 
 
 @BALANCE.register(family="data", paper="Wei et al. 2024, TPAMI, arXiv:2410.11582")
@@ -86,12 +86,7 @@ class OPM(Balance):
         return batch._replace(present=present)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
-        assert context.batch.target is not None
-        probabilities = at_least_float32(unimodal_logits(self.fusion, context)).softmax(-1)
-        target = context.batch.target[:, None, None].expand(-1, probabilities.shape[1], 1)
-        present = presence(context.features)
-        scores = probabilities.gather(2, target)[..., 0]
-        self.tally.add(sums_of_rows(scores, present, context).double(), context)
+        self.tally.add(sums_of_scores(self.fusion, context), context)
         return {}
 
     def edit_gradients(

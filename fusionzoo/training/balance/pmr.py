@@ -44,6 +44,7 @@ class PMR(Balance):
     encoders_only = True
     raw_inputs = False
     surgery = True
+    off_at_zero = ("alpha",)
 
     def __init__(
         self,
@@ -64,9 +65,6 @@ class PMR(Balance):
             self.register_buffer(f"known_{name}", torch.zeros(self.classes, dtype=torch.bool))
             # Over the epoch: sums of features per class; the last column is the number of rows.
             self.register_buffer(f"sums_{name}", torch.zeros(self.classes, width + 1))
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.alpha) and super().active(context)
 
     def begin_epoch(
         self, trainer: RunningTrainer, loaders: Mapping[str, Any], context: StepContext

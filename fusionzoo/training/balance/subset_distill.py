@@ -54,6 +54,8 @@ class SubsetDistill(Balance):
     Shapes: logits (B, K), embeddings (B, D) -> losses (B,)
     """
 
+    off_at_zero = ("weight", "label_weight")
+
     def __init__(
         self,
         inputs: StrategyInputs,
@@ -120,9 +122,6 @@ class SubsetDistill(Balance):
             model._apply(fn)
         return super()._apply(fn, recurse)
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight or self.label_weight) and super().active(context)
-
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         target, present = context.batch.target, presence(context.features)
         assert target is not None
@@ -168,9 +167,7 @@ class SubsetDistill(Balance):
         if not len(values):
             values = 0.0 * left.sum()[None]
         # A term is a mean over rows, and this one a sum.
-        return LossTerm(
-            values * len(values), torch.ones_like(values, dtype=torch.bool), self.weight
-        )
+        return LossTerm.everywhere(values * len(values), self.weight)
 
     @torch.no_grad()
     def after_step(self) -> None:

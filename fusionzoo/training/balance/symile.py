@@ -49,6 +49,7 @@ class Symile(Balance):
     encoders_only = True
     raw_inputs = False
     weighs_rows = False  # its losses are of pairs of samples
+    off_at_zero = ("weight",)
 
     def __init__(
         self,
@@ -70,9 +71,6 @@ class Symile(Balance):
         # A vector of one entry, because FSDP cannot shard scalars.
         self.scale = nn.Parameter(torch.tensor([math.log(1 / 0.07) + lift]))
 
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weight) and super().active(context)
-
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         embeddings = {}
         for name, project in self.project.items():
@@ -84,8 +82,7 @@ class Symile(Balance):
         order = order[present.all(1)[order]]
         vectors = torch.stack([x[order] for x in rows.values()])
         values = self.loss(vectors, self.draw(context.step))
-        everywhere = torch.ones_like(values, dtype=torch.bool)
-        return {self.name: LossTerm(values, everywhere, self.weight)}
+        return {self.name: LossTerm.everywhere(values, self.weight)}
 
     def loss(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """Return a loss per row of unit vectors: (M, n, dim) -> (n,)."""

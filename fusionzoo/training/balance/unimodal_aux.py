@@ -32,6 +32,7 @@ class UnimodalAux(Balance):
 
     encoders_only = True
     raw_inputs = False
+    off_at_zero = ("weights",)
 
     def __init__(
         self,
@@ -45,9 +46,6 @@ class UnimodalAux(Balance):
         weights = self.per_modality("weight", weight)
         self.weights = {name: x for name, x in weights.items() if x}
         self.heads = ModalityHeads(self.widths, self.fusion.num_outputs)
-
-    def active(self, context: StepContext) -> bool:
-        return bool(self.weights) and super().active(context)
 
     def extra_losses(self, context: StepContext) -> dict[str, LossTerm]:
         return self.heads.losses(context, self.name, self.weights)

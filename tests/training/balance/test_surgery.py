@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fusionzoo.structures import Features, StepContext, keep_only
 from fusionzoo.training.balance.mmpareto import weigh
-from fusionzoo.training.balance.ogm_ge import damping
+from fusionzoo.training.balance.ogm_ge import damping, unimodal_logits
 from fusionzoo.training.balance.pmr import PMR, distances, lag
 from fusionzoo.training.objective import Objective
 from helpers.strategies import (
@@ -59,7 +59,7 @@ def test_what_each_modality_adds_makes_up_the_logits_of_a_linear_fusion(fusion: 
     for parameter in objective.model.fusion.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     seen = see(objective, make_batch([(0, 0), (1, 1), (1, 2), (3, 2)]))
-    alone: Any = only(objective).unimodal_logits(seen)  # type: ignore[operator]
+    alone: Any = unimodal_logits(objective.model.fusion, seen)
     if own:
         wanted = torch.stack(list(seen.output.unimodal.values()), dim=1)
         close(alone, wanted)
@@ -86,7 +86,7 @@ def test_the_encoder_that_is_ahead_gets_its_gradient_times_kappa_and_the_fusion_
     plain = step_gradients(make_objective(model=make_model("mean")))
     objective = make_objective("ogm_ge", {"noise": False, "alpha": 0.8}, model=make_model("mean"))
     seen = see(objective, make_batch([]))
-    shares = only(objective).unimodal_logits(seen).softmax(-1)  # type: ignore[operator]
+    shares = unimodal_logits(objective.model.fusion, seen).softmax(-1)
     scores = [sum(float(shares[r, m, TARGETS[r]]) for r in range(ROWS)) for m in range(3)]
     found = step_gradients(objective)
     damped = 0
