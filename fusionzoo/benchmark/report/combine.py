@@ -34,14 +34,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     lacks are left out and named.
     """
     require_packages()
-    if len(folders) < 2:
-        raise FusionZooError("--combine needs two reports or more: '[report_a, report_b]'")
-    if out.resolve() in [Path(folder).resolve() for folder in folders]:
-        raise FusionZooError(f"--out {out} is a report to combine: name another folder")
-    reports = [_read(folder) for folder in folders]
-    for number, report in enumerate(reports):
-        if report in reports[:number]:
-            raise FusionZooError(f"{folders[number]} is a report of the same data as one before it")
+    reports = _read_all(folders, out)
     every = dict.fromkeys(name for _, _, scores in reports for name in scores)
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]
@@ -86,6 +79,19 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
     return 0
+
+
+def _read_all(folders: Sequence[str], out: Path) -> list[tuple[str, Metric, dict[str, float]]]:
+    """Read reports that are to be combined in the folder `out`, each of other data."""
+    if len(folders) < 2:
+        raise FusionZooError("--combine needs two reports or more: '[report_a, report_b]'")
+    if out.resolve() in [Path(folder).resolve() for folder in folders]:
+        raise FusionZooError(f"--out {out} is a report to combine: name another folder")
+    reports = [_read(folder) for folder in folders]
+    for number, report in enumerate(reports):
+        if report in reports[:number]:
+            raise FusionZooError(f"{folders[number]} is a report of the same data as one before it")
+    return reports
 
 
 def verdict(names: Sequence[str], ranking: Ranking, data_sets: Sequence[str]) -> str:
