@@ -58,7 +58,7 @@ class SequenceProcessor(VectorProcessor):
         return {"values": values, "lengths": torch.tensor(len(values))}
 
     def cuts(self, value: Tensor) -> bool:
-        return len(value) > self.max_length
+        return value.shape[0] > self.max_length
 
     def blank(self) -> Item:
         return {"values": torch.zeros(1, self.in_dim), "lengths": torch.tensor(1)}

@@ -132,7 +132,8 @@ def test_combined_ranks_are_table_and_figure_for_a_paper_too(tmp_path: Path) -> 
     shown = {**lines, "leaderboard": [*lines["leaderboard"], third], "metric": "accuracy"}
     for name in "ab":
         (tmp_path / name).mkdir()
-        (tmp_path / name / "summary.json").write_text(json.dumps(page._without_nan(shown)))
+        of_data = {**shown, "data": {**shown["data"], "title": name}}
+        (tmp_path / name / "summary.json").write_text(json.dumps(page._without_nan(of_data)))
     folders = [str(tmp_path / name) for name in "ab"]
     out = json.dumps(folders), "--out", str(tmp_path / "out")
     assert main(["--combine", *out, "--figures", "pdf"]) == 0

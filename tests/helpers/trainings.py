@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.training import checkpoint
+from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
 PREEMPTED = 75  # exit code of a run that SIGTERM stopped
@@ -38,7 +39,8 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 
 def preempt_at(step: int, run: Callable[[], Any]) -> Any:
-    """Run, and ask it to stop (SIGTERM) in a step, the first being 1; return what `run` does."""
+    """Run, and ask it to stop (SIGTERM) in a step, the first being 1; return its `Run`, without a
+    folder if it raises SystemExit."""
     learn, steps = Trainer.step, iter(range(1, 10**6))
 
     def stopped(*arguments: Any, **settings: Any) -> Any:
@@ -48,7 +50,10 @@ def preempt_at(step: int, run: Callable[[], Any]) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", stopped)
-        return run()
+        try:
+            return run()
+        except SystemExit as stop:
+            return Run(Path(), int(str(stop.code)))
 
 
 def kill_in(number: int, run: Callable[[], Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_a_folder_that_other_nodes_do_not_see_is_refused(
     with run_folder.claim_folder(cfg, World()) as (claimed, again):
         assert (claimed, again) == (tmp_path / "a", False)
     monkeypatch.setattr(run_folder, "LOCK", "elsewhere/lock")  # what another node's disk looks like
-    monkeypatch.setattr(run_folder, "_lock", lambda *_: None)
+    monkeypatch.setattr(run_folder, "locked", lambda *_: nullcontext())
     cfg = from_tree(RunConfig, {"data": {"name": "digits"}, "out": str(tmp_path / "b")})
     match = r"process 0 does not see .*/b .* all nodes share"
     with pytest.raises(FusionZooError, match=match), run_folder.claim_folder(cfg, World()):
