@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, check_choice
+from fusionzoo.errors import FusionZooError, check_choice, check_known
 
-from .checks import check_name
 from .tables.arrow import ArrowColumn
 from .tables.paths import is_collecting
 from .tables.provenance import Provenance
@@ -141,12 +140,12 @@ def key_columns(sources: Mapping[str, Samples], on: str | Mapping[str, str]) -> 
     """Return the column of each source on which it is joined."""
     if not isinstance(on, str):
         for name in on:
-            check_name(name, sources, f"on: there is no source {name!r} to join")
+            check_known(name, sources, f"on: there is no source {name!r} to join")
     columns = {name: on if isinstance(on, str) else on.get(name, "id") for name in sources}
     for name, source in sources.items():
         known = [x for x in source.table.column_names if x not in source.modalities]
         problem = f"source {name!r} ({source.source}) has no column {columns[name]!r} to join on"
-        check_name(columns[name], known, problem)
+        check_known(columns[name], known, problem)
     return columns
 
 

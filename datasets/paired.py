@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fusionzoo.errors import FusionZooError, check_number, did_you_mean, value_named
+from fusionzoo.errors import FusionZooError, check_known, check_number, did_you_mean, value_named
 from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
 from .amputation import Mechanism, amputated, drop_values
-from .checks import check_name
 from .export import write_manifest
 from .failures import MAX_ERRORS, Failures, OnError, check_policy
 from .join import How, join_arguments
@@ -249,7 +248,7 @@ class PairedDataset(Dataset[Sample | None]):
 
     def check_modality(self, name: str) -> None:
         """Raise an error that lists the modalities, if there is none of this name."""
-        check_name(name, self.modalities, f"{self.source} has no modality {name!r}")
+        check_known(name, self.modalities, f"{self.source} has no modality {name!r}")
 
     def references(self, modality: str) -> list[Any]:
         """Return each sample's undecoded value: a path, text, a value from memory, or None."""

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.errors import FusionZooError, check_known, check_number
 from fusionzoo.structures import seed_of
 
-from .checks import check_name
 from .media.audio import is_video
 from .paired import PairedDataset
 from .shards.order import Blocking, sort_by_window, window_sizes
@@ -302,7 +301,7 @@ def _aspect_ratio(value: Any) -> float:
 
 def _column_values(dataset: PairedDataset, name: str) -> Tensor:
     columns = [c for c in dataset.table.column_names if c not in dataset.modalities]
-    check_name(name, columns, f"--train.group_by {name}: {dataset.source} has no such column")
+    check_known(name, columns, f"--train.group_by {name}: {dataset.source} has no such column")
     cells = dataset.column(name)
     try:
         return torch.tensor([float(c) if c is not None else 0.0 for c in cells]).double()

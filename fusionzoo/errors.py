@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 LONGEST = 1000  # characters of another library's message
+MAX_NAMES = 30  # listed in a message
 MOST_NAMED = 10  # files with the same fault that a process names
 _log = logging.getLogger("fusionzoo")
 _warned: dict[str, set[str]] = {}
@@ -90,17 +91,31 @@ def check_known(name: str, known: Iterable[str], problem: str, listed: str = "It
     """
     names = list(known)
     if name not in names:
-        raise FusionZooError(f"{problem}.{did_you_mean(name, names)} {listed}: {', '.join(names)}.")
+        raise FusionZooError(
+            f"{problem}.{did_you_mean(name, names)} {listed}: {list_names(names)}."
+        )
+
+
+def list_names(names: Collection[str]) -> str:
+    """Return names for a message, the first thirty of many.
+
+    >>> list_names(["a", "b"])
+    'a, b'
+    """
+    shown = ", ".join(name[:100] for name in [*names][:MAX_NAMES])
+    return shown + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
 
 
 @contextmanager
-def explained(problem: str) -> Iterator[None]:
-    """Turn another library's error in the block into one that says what the problem is."""
+def explained(problem: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn another library's error in the block, of these kinds or any, into one that says what
+    the problem is."""
+    kinds = kinds or (Exception,)
     try:
         yield
     except FusionZooError:
         raise
-    except Exception as error:
+    except kinds as error:
         raise FusionZooError(f"{problem}: {one_line(error) or type(error).__name__}") from error
 
 

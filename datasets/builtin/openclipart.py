@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import cache_root, replacing
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..checks import problems
 from ..packages import Package
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
@@ -147,7 +146,7 @@ def class_of(key: str) -> str:
 def read(path: Path) -> Drawing:
     """Read a drawing and its Dublin Core metadata, without keywords: they name the folder."""
     svg = path.read_text(encoding="utf-8")
-    with problems(f"{path} cannot be read as XML", ElementTree.ParseError):
+    with explained(f"{path} cannot be read as XML", ElementTree.ParseError):
         tree = ElementTree.fromstring(svg)
 
     def words(place: str) -> str:
@@ -179,7 +178,7 @@ def render(svg: str, key: str) -> bytes:
         import resvg_py
     except ImportError as error:
         raise FusionZooError("an extra renders it: pip install 'fusionzoo[openclipart]'") from error
-    with problems(f"{key}.svg cannot be rendered", ValueError):
+    with explained(f"{key}.svg cannot be rendered", ValueError):
         # 96 dots per inch, as in CSS, for sizes in mm or inches.
         return bytes(resvg_py.svg_to_bytes(svg_string=svg, width=PIXELS, height=PIXELS, dpi=96))
 

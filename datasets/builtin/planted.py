@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.errors import FusionZooError, check_known, check_number
 
 from ..base import DATASETS, from_memory
-from ..checks import check_name
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
 
@@ -84,7 +83,7 @@ def _draw_bits(
     task: str, num_modalities: int, samples: int, flip: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the modalities' bits, (N, M) in 0 and 1, and the classes, (N,)."""
-    check_name(task, TASKS, f"unknown task {task!r}")
+    check_known(task, TASKS, f"unknown task {task!r}")
     check_number("num_modalities", num_modalities, 2)
     bits = generator.integers(0, 2, (samples, num_modalities))
     if task == "redundant":
@@ -433,7 +432,7 @@ def bayes_aurc(share: float | None = None) -> float:
 
 
 def _checked(situation: str, share: float | None, width: int, tokens: int | None) -> Situation:
-    check_name(situation, SITUATIONS, f"unknown situation {situation!r}")
+    check_known(situation, SITUATIONS, f"unknown situation {situation!r}")
     entry = SITUATIONS[situation]
     for name, value, default in (("share", share, entry.share), ("tokens", tokens, entry.tokens)):
         if value is not None and default is None:

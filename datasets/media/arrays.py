@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, explained
 
-from ..checks import problems
 from .budgets import check_shape
 
 ZIP, HDF5 = (".npz",), (".h5", ".hdf5")
@@ -62,7 +61,7 @@ def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
         raise FusionZooError(f"{path} cannot be opened: {error.strerror}") from error
     if not path.is_file():
         raise FusionZooError(f"{path} is no file")
-    with problems(f"{name} cannot be read as an array"):
+    with explained(f"{name} cannot be read as an array"):
         array = _open(path, key, stat.st_mtime_ns, stat.st_size, os.getpid())
     if array.dtype.kind not in dtypes:
         wanted = "numbers" if dtypes == NUMBERS else "text or numbers"
@@ -72,7 +71,7 @@ def open_array(path: Path, key: str = "", dtypes: str = NUMBERS) -> Any:
 
 def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in an .npz or HDF5 file; none for .npy."""
-    with problems(f"{path} cannot be opened", OSError, ValueError, zipfile.BadZipFile):
+    with explained(f"{path} cannot be opened", OSError, ValueError, zipfile.BadZipFile):
         if path.suffix.lower() in ZIP:
             with zipfile.ZipFile(path) as archive:
                 return [name.removesuffix(".npy") for name in archive.namelist()]

@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line, warn_of_file
+from fusionzoo.errors import FusionZooError, explained, one_line, warn_of_file
 from fusionzoo.structures import Audio
 
-from ..checks import problems
 from .arrays import ArrayItem
 from .budgets import BUDGETS, check_budget, file_size
 from .formats import BRANDS, VIDEOS, how_to_convert, is_audio
@@ -544,7 +543,7 @@ def _from_array(samples: Any, rate: Any) -> Audio:
     if isinstance(samples, Tensor):
         samples = samples.detach().cpu()
         samples = samples.float() if samples.is_floating_point() else samples
-    with problems("samples that are not numbers", TypeError, ValueError):
+    with explained("samples that are not numbers", TypeError, ValueError):
         wave = np.asarray(samples)
     if wave.ndim != 1:
         raise FusionZooError(f"a clip of shape {wave.shape}; expected mono, (n,)")

@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fusionzoo.cells import composed, read_cells
-from fusionzoo.errors import FusionZooError, one_line, warn_of_file
+from fusionzoo.errors import FusionZooError, explained, one_line, warn_of_file
 from fusionzoo.targets import decimal_hint
 
-from ..checks import problems
 from .arrays import HDF5, ZIP, ArrayItem, find_item
 from .audio import Segment, decode_audio, is_video
 from .budgets import check_budget, check_image, check_shape, file_size
@@ -336,7 +335,7 @@ def _decode_jpeg(data: bytes, path: str) -> Tensor:
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     decode: Any = torch.ops.image.decode_jpeg  # `torchvision.io.decode_jpeg` warns at each call
-    with problems(f"{path} cannot be read as an image", RuntimeError), _stderr_named(path):
+    with explained(f"{path} cannot be read as an image", RuntimeError), _stderr_named(path):
         return decode(buffer, mode=ImageReadMode.RGB.value)
 
 
@@ -373,7 +372,7 @@ def _open(source: Any, path: str) -> Any:
         raise FusionZooError(f"a {type(source).__name__} is not an image")
     is_file = isinstance(source, bytes)
     contents = source if isinstance(source, bytes) else b""
-    with problems(f"{path} cannot be read as an image"):
+    with explained(f"{path} cannot be read as an image"):
         try:
             image: Any = Image.open(io.BytesIO(contents), formats=FORMATS) if is_file else source
         except UnidentifiedImageError as error:
@@ -391,7 +390,7 @@ def _open(source: Any, path: str) -> Any:
 def _load(image: Any, path: str) -> Tensor:
     """Decode an image to RGB and apply its EXIF orientation."""
     named = _stderr_named(path) if image.format == "TIFF" else nullcontext()
-    with problems(f"{path} cannot be read as an image"), named:
+    with explained(f"{path} cannot be read as an image"), named:
         image.load()
     return _turned(_to_rgb(image, path), _orientation(image, path))
 
@@ -476,12 +475,12 @@ def decode_text(source: Any) -> str:
     name = "the text"
     if isinstance(source, Path):
         name, data = _read(source, "text file")
-        with problems(f"{name} is not UTF-8 text", UnicodeDecodeError):
+        with explained(f"{name} is not UTF-8 text", UnicodeDecodeError):
             source = data.decode("utf-8-sig").strip()
     if not isinstance(source, str):
         raise FusionZooError(f"a {type(source).__name__} is not text")
     check_budget("characters", len(source), name)
-    with problems(f"{name} is not Unicode", UnicodeEncodeError):
+    with explained(f"{name} is not Unicode", UnicodeEncodeError):
         source.encode()  # fails for halves of characters, which no tokenizer takes
     return composed(source)
 
@@ -492,7 +491,7 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
         check_budget(budget, len(source), "<bytes>")
         return "<bytes>", source
     file_size(source, budget)
-    with problems(f"{source} cannot be opened", OSError), open(source, "rb") as file:
+    with explained(f"{source} cannot be opened", OSError), open(source, "rb") as file:
         data = file.read()
     if not data:
         raise FusionZooError(f"{source} is empty")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import problems
+from fusionzoo.errors import explained
+
 from .decode import decode
 
 
@@ -17,7 +18,7 @@ def media_bytes(kind: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, Path):
-        with problems(f"{value} cannot be opened", OSError):
+        with explained(f"{value} cannot be opened", OSError):
             return value.read_bytes()
     buffer = io.BytesIO()
     if kind == "image":

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.structures import Audio
 
-from ..checks import problems
 from .audio import MAX_READ_AT_ONCE, Segment, checked_samples, container_of, name_of
 from .budgets import check_budget, check_image, file_size
 
@@ -223,7 +222,7 @@ def _open(source: Any) -> Iterator[Any]:
         raise FusionZooError(f"{name} is no video that is read (MP4, MOV, MKV, WEBM, AVI, MPEG)")
     damages = (av.FFmpegError, UnicodeDecodeError, OverflowError)
     with (
-        problems(f"{name} cannot be read as a video", *damages),
+        explained(f"{name} cannot be read as a video", *damages),
         av.open(file, format=kind, metadata_errors="replace") as container,
     ):
         yield container

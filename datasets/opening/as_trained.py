@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, list_names
 
-from ..checks import list_names
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
 from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of

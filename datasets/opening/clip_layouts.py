@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_known
 
-from ..checks import check_name
 from ..sources.pickle_files import plain, read_pickle
 from .layout_files import (
     AUDIO,
@@ -116,7 +115,7 @@ def label_csv(top: Path) -> LayoutTable:
     named = ("video_id", "clip_id", "text", "label", "annotation", "mode")
     rows: list[Row] = []
     for number, line in records_of(path, named):
-        check_name(line["mode"], SPLITS, f"{path}, row {number}: {line['mode']!r} is no split")
+        check_known(line["mode"], SPLITS, f"{path}, row {number}: {line['mode']!r} is no split")
         stem = f"{line['video_id']}/{line['clip_id']}"
         row: Row = {"id": stem, "group": line["video_id"], "split": SPLITS[line["mode"]]}
         row |= {"text": line["text"].strip() or None, "target": line["label"]}

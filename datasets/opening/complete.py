@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
 from fusionzoo.console import print_table
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, check_known, list_names, one_line
 from fusionzoo.structures import KINDS
 
-from ..checks import check_name, list_names
 from ..media.arrays import DIMENSIONS, find_item
 from ..sources.array_files import is_view_folder
 from ..sources.cell_kinds import (
@@ -261,7 +260,7 @@ def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
     for word in words:
         if fold(word) not in spelled:
             problem = f"{loaded.source} has no column {word!r} for {flag}"
-            check_name(word, loaded.table.column_names, problem)
+            check_known(word, loaded.table.column_names, problem)
     return [spelled[fold(word)] for word in words]
 
 
@@ -350,7 +349,7 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     for name in kinds if "join" not in chosen else ():
         if name not in known:
             problem = f"{done.source} has no column {name!r} for --data.kinds"
-            check_name(name, table.column_names, problem)
+            check_known(name, table.column_names, problem)
     free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
     findings = [
         find_column(name, table[name], missing_words(chosen, done.loaded))

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_known, explained
 
-from ..checks import check_name, problems
 from ..media.formats import CLIPS, IMAGES
 
 Row = dict[str, Any]
@@ -29,7 +28,7 @@ def first_of(top: Path, names: Sequence[str]) -> Path:
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not empty, with their numbers."""
-    with problems(f"{path} cannot be read", OSError, UnicodeDecodeError):
+    with explained(f"{path} cannot be read", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8-sig")
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
@@ -40,7 +39,7 @@ def cells_of(path: Path, expected: str = "") -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file without a header, with their numbers; `expected` names their
     cells, `id,start,label`."""
     with (
-        problems(f"{path} cannot be read", OSError, UnicodeDecodeError, csv.Error),
+        explained(f"{path} cannot be read", OSError, UnicodeDecodeError, csv.Error),
         path.open(encoding="utf-8-sig", newline="") as file,
     ):
         for number, cells in enumerate(csv.reader(file), start=1):
@@ -57,7 +56,7 @@ def check_cells(path: Path, row: int, cells: Sequence[str], expected: str, mark:
 
 def json_object(text: str, where: str) -> dict[str, Any]:
     """Return what JSON text holds, which must be an object; `where` names it in messages."""
-    with problems(f"{where} is no JSON", ValueError):
+    with explained(f"{where} is no JSON", ValueError):
         value = json.loads(text)
     if not isinstance(value, dict):
         raise FusionZooError(f"{where} is no JSON object")
@@ -69,7 +68,7 @@ def records_of(path: Path, names: Sequence[str]) -> Iterator[tuple[int, dict[str
     rows = cells_of(path)
     _, header = next(rows, (0, []))
     for name in names:
-        check_name(name, header, f"{path} has no column {name!r}")
+        check_known(name, header, f"{path} has no column {name!r}")
     for number, cells in rows:
         check_cells(path, number, cells, ",".join(header))
         yield number, dict(zip(header, cells, strict=True))

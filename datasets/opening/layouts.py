@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_known
 
 from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..checks import check_name
 from ..paired import PairedDataset
 from ..sources.table_settings import TableSettings
 from ..tables.provenance import MAX_LISTED, Loaded, Provenance
@@ -104,7 +103,7 @@ def open_layout(
         targets: label columns and what they hold, `{"level": "classification"}`; train.py sets it
         allow_outside: whether paths may leave the folder, links resolved
     """
-    check_name(layout, LAYOUTS, f"--data.layout {layout!r} is unknown")
+    check_known(layout, LAYOUTS, f"--data.layout {layout!r} is unknown")
     top = Path(root).expanduser()
     if not root or not top.is_dir():
         raise FusionZooError(f"no folder {root!r}: --data.root names it")

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 
-from ..checks import check_name
 from ..shards.storage import is_url
 from ..sources.array_files import is_view_folder
 from ..sources.table_files import READERS, table_suffix
@@ -88,7 +87,7 @@ def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDatase
     """Apply the settings that an open data set takes: modalities, missing, targets."""
     for name in settings:
         problem = f"{dataset.source} is open already, and takes no setting {name!r}"
-        check_name(name, OPEN_SETTINGS, problem)
+        check_known(name, OPEN_SETTINGS, problem)
     from ..base import SharedSettings
 
     targets = settings.get("targets")

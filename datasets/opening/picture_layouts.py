@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from .layout_files import (
     SPLITS,
     LayoutTable,
@@ -78,7 +77,7 @@ def av_mnist(top: Path) -> LayoutTable:
     rows: list[Row] = []
     for split in ("train", "test"):
         path = first_of(top, (f"{split}_labels.npy",))
-        with problems(f"{path} cannot be read", ValueError, OSError, EOFError):
+        with explained(f"{path} cannot be read", ValueError, OSError, EOFError):
             labels = np.load(path, allow_pickle=False).reshape(-1).astype(int).tolist()
         num_train = len(labels) - len(labels) // AVMNIST_VAL
         for n, label in enumerate(labels):
@@ -135,7 +134,7 @@ def n24news(top: Path) -> LayoutTable:
     for split in ("train", "dev", "test"):
         name = f"nytimes_{split}.json"
         path = first_of(top, (f"news/{name}", name))
-        with problems(f"{path} cannot be read", OSError, ValueError):
+        with explained(f"{path} cannot be read", OSError, ValueError):
             articles = json.loads(path.read_text(encoding="utf-8"))
         for number, article in enumerate(articles, start=1):
             if not isinstance(article, dict) or not {"image_id", "section"} <= set(article):

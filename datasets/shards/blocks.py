@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 
-from ..checks import problems
 from .storage import ShardFile, Storage
 
 WINDOW_BYTES = 64 << 20  # of the blocks whose samples are shuffled together
@@ -89,7 +88,7 @@ class Blocks(ABC):
         shard = self.files[file]
         start, stop = shard.ranges[number]
         where = self.storage.where(shard.name)
-        with problems(f"{where} cannot be read", OSError):
+        with explained(f"{where} cannot be read", OSError):
             data = self.storage.read_range(shard.name, start, stop)
         if shard.checksums and zlib.crc32(data) != shard.checksums[number]:
             raise FusionZooError(f"{where}: bytes {start:,} to {stop:,} changed: copy it again")
@@ -230,7 +229,7 @@ def _array(data: bytes) -> np.ndarray:
     """Return the array of a .npy file."""
     import io
 
-    with problems("a member is no .npy array", ValueError, EOFError, OSError):
+    with explained("a member is no .npy array", ValueError, EOFError, OSError):
         array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
     return array
 

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib import format as npy_format
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from ..media.arrays import check_npy
 from ..media.budgets import check_budget
 from ..media.decode import media_value
@@ -68,7 +67,7 @@ def open_parquet_files(
     blocks = ParquetBlocks(storage, [file.shard for file in files])
     columns = list(dict.fromkeys(name for file in files for name in file.present))
     counts = [sum(file.shard.blocks) for file in files]
-    with problems(f"{storage}: its files differ in their columns", pa.ArrowException):
+    with explained(f"{storage}: its files differ in their columns", pa.ArrowException):
         table = pa.concat_tables([file.table for file in files], promote_options="default")
     memory: dict[str, Any] = {}
     starts = np.cumsum([0, *counts])
@@ -126,7 +125,7 @@ def _open(storage: Storage, name: str) -> OpenedFile:
     import pyarrow.parquet as pq
 
     where = storage.where(name)
-    with problems(f"{where} cannot be read", pa.ArrowException, OSError, ValueError, KeyError):
+    with explained(f"{where} cannot be read", pa.ArrowException, OSError, ValueError, KeyError):
         size = storage.size(name)
         source = storage.open(name, size)
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -228,7 +227,7 @@ class Scan:
         starts: list[int] = []
         names: set[str] = set()
         with (
-            problems(f"{where} cannot be read as a tar file", *DAMAGES),
+            explained(f"{where} cannot be read as a tar file", *DAMAGES),
             opened,
             tarfile.open(fileobj=opened, mode="r:") as tar,
         ):
@@ -268,7 +267,7 @@ class Scan:
             check_budget("text file", member.size, f"{file}, {member.name}")
             data = _contents(tar, member)
             where = f"{self.storage.where(file)}, {member.name}"
-            with problems(f"{where} cannot be read", ValueError, RecursionError):
+            with explained(f"{where} cannot be read", ValueError, RecursionError):
                 text = data.decode("utf-8-sig").strip()
                 values = json.loads(text) if suffix == ".json" else text
             self._add_text(values, column, suffix, file, member.name)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from ..tables.parquet import (
     files_by_split,
     is_parquet_folder,
@@ -143,7 +142,7 @@ def _check_listed(storage: Storage, names: Sequence[str]) -> None:
 def _check_sizes(storage: Storage, index: ShardIndex, name: str) -> None:
     """Raise an error for a shard that is not there, or not of the size that it had."""
     for file in index.files:
-        with problems(f"{storage.where(file.name)}, listed in {name}, cannot be opened", OSError):
+        with explained(f"{storage.where(file.name)}, listed in {name}, cannot be opened", OSError):
             size = storage.size(file.name)
         if size != file.size:
             where = f"{storage.where(file.name)} has {size:,} bytes"

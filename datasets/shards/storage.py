@@ -18,10 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import KINDS
-
-from ..checks import problems
 
 T = TypeVar("T")
 TRIES = 6
@@ -199,7 +197,7 @@ class Storage:
 
 def _timeouts(scheme: str) -> dict[str, Any]:
     """Return the settings that bound how long a server is waited for; fsspec's own come first."""
-    with problems(f"{PATIENCE_VARIABLE} is no number of seconds", ValueError):
+    with explained(f"{PATIENCE_VARIABLE} is no number of seconds", ValueError):
         patience = float(os.environ.get(PATIENCE_VARIABLE, PATIENCE))
     if not 0 < patience < math.inf:
         raise FusionZooError(f"{PATIENCE_VARIABLE} is {patience}; it must be seconds above 0")
@@ -334,7 +332,7 @@ def warn_of_missing_checksums(storage: Storage, index: ShardIndex) -> None:
 def read_samples(storage: Storage, digest: str = "") -> pa.Table:
     """Read `samples.arrow`, mapped where possible, whose SHA-256 must be a known `digest`."""
     where = storage.where(SAMPLES)
-    with problems(f"{where} cannot be read", pa.ArrowException, OSError, ValueError):
+    with explained(f"{where} cannot be read", pa.ArrowException, OSError, ValueError):
         if storage.folder is not None:
             source = pa.memory_map(str(storage.folder / SAMPLES)).read_buffer()
         else:

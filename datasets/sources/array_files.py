@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from ..media.arrays import NUMBERS, WORDS, array_names, hdf5, is_stored_elsewhere, open_array
 from ..media.budgets import check_expansion
 from ..tables.provenance import FUSIONZOO, TARGET, Provenance
@@ -363,7 +362,7 @@ def _read_csv(path: Path) -> np.ndarray | Unread:
     kinds = pv.ConvertOptions(null_values=["", "NA", "nan", "NaN"])
     for skipped in (0, 1):
         options = pv.ReadOptions(skip_rows=skipped, autogenerate_column_names=True)
-        with problems(f"{path} cannot be read", pa.ArrowInvalid):
+        with explained(f"{path} cannot be read", pa.ArrowInvalid):
             table = pv.read_csv(path, read_options=options, convert_options=kinds)
         kinds_of_text = (pa.types.is_string, pa.types.is_binary)  # binary: text that is not UTF-8
         if not any(is_text(x.type) for x in table.columns for is_text in kinds_of_text):
@@ -405,7 +404,7 @@ def _read_mat(path: Path) -> dict[str, Any]:
         return _read_hdf5(path)
     from scipy.io import loadmat
 
-    with problems(f"{path} cannot be read as .mat"):
+    with explained(f"{path} cannot be read as .mat"):
         stored = loadmat(path)
     return {name: _plain(value) for name, value in stored.items() if not name.startswith("__")}
 
@@ -452,7 +451,7 @@ def _read_hdf5(path: Path) -> dict[str, Any]:
         h5py = hdf5()
     except FusionZooError as error:
         raise FusionZooError(f"{path} is of MATLAB 7.3: {error}, or save it as -v7") from error
-    with problems(f"{path} cannot be read as .mat"), h5py.File(path, "r") as file:
+    with explained(f"{path} cannot be read as .mat"), h5py.File(path, "r") as file:
         is_plain = {x: isinstance(file.get(x, getlink=True), h5py.HardLink) for x in file}
         names = [name for name in file if is_plain[name] and not name.startswith("#")]
         return {name: _read_object(path, file, file[name]) for name in names}

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, check_known, explained, one_line
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
     join_vector,
@@ -26,7 +26,6 @@ from fusionzoo.targets import (
     read_list,
 )
 
-from ..checks import check_name, problems
 from ..media.arrays import DIMENSIONS
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.paths import refuse
@@ -95,7 +94,7 @@ class Columns:
         if role not in self:
             name = self.roles.get(role, role)
             problem = f"{self.source} has no column {name!r} for {purpose}"
-            check_name(name, self.table.column_names, problem)
+            check_known(name, self.table.column_names, problem)
 
     def values(self, role: str) -> pa.ChunkedArray:
         """Return a column unchanged."""
@@ -113,7 +112,7 @@ class Columns:
             return self._joined(role, column.to_pylist())
         where = f"{self.source}, column {self.name(role)!r}"
         # A date beyond the calendar, bytes that are no text.
-        with problems(f"{where}: {column.type} cannot be read as text", pa.ArrowException):
+        with explained(f"{where}: {column.type} cannot be read as text", pa.ArrowException):
             stripped = pc.utf8_trim_whitespace(_as_text(column))
         return self._without_missing(role, stripped, stripped, words_missing)
 
@@ -566,7 +565,7 @@ def _named(cells: list[Any], labels: Sequence[str]) -> list[Any]:
 
 def _read_json(table: pa.Table, key: bytes, source: str) -> dict[str, Any]:
     text = (table.schema.metadata or {}).get(key, b"{}")
-    with problems(f"{source}: its metadata {key.decode()!r} is no JSON", ValueError):
+    with explained(f"{source}: its metadata {key.decode()!r} is no JSON", ValueError):
         return _mapping(json.loads(text))
 
 

@@ -14,10 +14,9 @@ import pyarrow as pa
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio
 
-from ..checks import problems
 from ..media.decode import media_value
 from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
@@ -315,7 +314,7 @@ def _read_frame(frame: Any, source: str) -> Loaded:
 
 
 def _arrow_table(data: Any) -> pa.Table:
-    with problems("the table cannot be read", pa.ArrowException, TypeError, ValueError):
+    with explained("the table cannot be read", pa.ArrowException, TypeError, ValueError):
         return pa.table(data)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..checks import problems
+from fusionzoo.errors import explained
+
 from ..media.budgets import check_budget, check_expansion
 
 XML_EXPANSION = 4  # memory that XML takes as objects, at least
@@ -50,7 +51,7 @@ class Sheet:
 def read_sheets(path: Path) -> Iterator[Sheet]:
     """Yield the sheets of a file; repeated cells are counted before they are made."""
     # A bad zip or XML, parts or attributes that are missing.
-    with problems(f"{path} cannot be read as .ods"), zipfile.ZipFile(path) as parts:
+    with explained(f"{path} cannot be read as .ods"), zipfile.ZipFile(path) as parts:
         part = parts.getinfo("content.xml")
         check_expansion(str(path), path.stat().st_size, XML_EXPANSION * part.file_size)
         with parts.open(part) as file:

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained, list_names
 from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
-from ..checks import list_names, problems
 from ..paired import PairedDataset
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
@@ -290,7 +289,7 @@ def open_table(
     known.missing.update(gathered.missing)
     provenance = replace(provenance, id_column=_name_of_ids(known, index))
     unusable = f"{loaded.source}: a column is of a type that cannot be used"
-    with problems(unusable, pa.ArrowException, UnicodeDecodeError):
+    with explained(unusable, pa.ArrowException, UnicodeDecodeError):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
     rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})
     outside = {name: kind for name, kind in modalities.items() if name not in memory}

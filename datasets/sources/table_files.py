@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean, explained
 
-from ..checks import check_name, problems
 from ..media.arrays import ZIP
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode
@@ -139,13 +138,13 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
         import openpyxl
     except ImportError as error:
         raise FusionZooError(f"{path} needs openpyxl: pip install 'fusionzoo[xlsx]'") from error
-    with problems(f"{path} cannot be read as .xlsx"):  # a bad zip, XML, or parts that are missing
+    with explained(f"{path} cannot be read as .xlsx"):  # a bad zip, XML, or parts that are missing
         with zipfile.ZipFile(path) as parts:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
             check_expansion(str(path), path.stat().st_size, needed)
             _check_parts(path, parts)
         book = openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
-    with problems(f"{path} cannot be read as .xlsx"), closing(book):
+    with explained(f"{path} cannot be read as .xlsx"), closing(book):
         sheets = [worksheet.title for worksheet in book.worksheets]
         _check_sheet(path, sheet, sheets)
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
@@ -290,7 +289,7 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
         repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
         raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
     damages = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error)
-    with problems(f"{path} cannot be read", *damages):
+    with explained(f"{path} cannot be read", *damages):
         _check_ending(path)
         table, provenance = READERS[suffix].read(path, settings)
         return check_unicode(table, str(path)), provenance
@@ -302,7 +301,7 @@ def read_split_file(path: Path) -> dict[str, str]:
     table, provenance = read_table(path, TableSettings())
     names = {name.strip().lower(): name for name in table.column_names}
     for name in ("id", "split"):
-        check_name(name, names, f"{path} has no column {name!r}")
+        check_known(name, names, f"{path} has no column {name!r}")
     ids, splits = (table[names[name]].cast(pa.string()).to_pylist() for name in ("id", "split"))
     split_of: dict[str, str] = {}
     for row, (key, split) in enumerate(zip(ids, splits, strict=True)):

@@ -11,9 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
-
-from ..checks import problems
+from fusionzoo.errors import FusionZooError, explained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,11 +129,11 @@ def check_depth(lines: Iterable[bytes], source: str) -> None:
 
 def check_unicode(table: pa.Table, source: str) -> pa.Table:
     """Return a table whose names and texts are valid UTF-8, which Arrow's readers do not check."""
-    with problems(f"{source}: the name of a column is not UTF-8", UnicodeDecodeError):
+    with explained(f"{source}: the name of a column is not UTF-8", UnicodeDecodeError):
         names = table.column_names
     for name, column in zip(names, table.columns, strict=True):
         where = f"{source}, column {name!r}"
-        with problems(f"{where} holds text that is not UTF-8: save the file so", pa.ArrowInvalid):
+        with explained(f"{where} holds text that is not UTF-8: save the file so", pa.ArrowInvalid):
             column.validate(full=True)
     return table
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from ..media.decode import media_value
 from .arrow import plain_column, row_numbers
 from .provenance import MEDIA, SPLIT_RULE, Loaded
@@ -90,7 +89,7 @@ def _concatenate(parts: Mapping[str, Any], source: str) -> Any:
         part.remove_columns("split") if "split" in part.column_names else part
         for part in parts.values()
     ]
-    with problems(f"the splits of {source} differ", ValueError):
+    with explained(f"the splits of {source} differ", ValueError):
         return sys.modules[LIBRARY].concatenate_datasets(plain)
 
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
-from ..checks import problems
 from ..media.budgets import BUDGETS, check_expansion
 from .arrow import check_unicode, plain_column
 from .paths import PathChecker
@@ -114,7 +113,7 @@ def is_parquet_folder(path: Path) -> bool:
 def join_splits(tables: Mapping[str, pa.Table], what: str) -> pa.Table:
     """Return the rows of the tables of several splits, with a column `split` of their names."""
     parts = [x.drop_columns("split") if "split" in x.column_names else x for x in tables.values()]
-    with problems(f"{what} differ", pa.ArrowException):
+    with explained(f"{what} differ", pa.ArrowException):
         table = pa.concat_tables(parts, promote_options="permissive")
     names = np.repeat([*tables], [len(part) for part in parts])
     return table.append_column("split", pa.array(names.tolist(), pa.string()))
@@ -198,13 +197,13 @@ def _read_split(root: Path, folder: Path) -> pa.Table:
         if problem:
             raise FusionZooError(f"{folder / STATE}: {problem.partition(' (--data.')[0]}")
         tables.append(_read_file(file))
-    with problems(f"the files of {folder} differ", pa.ArrowException):
+    with explained(f"the files of {folder} differ", pa.ArrowException):
         return pa.concat_tables(tables)
 
 
 def _read_file(file: Path) -> pa.Table:
     damages = (pa.ArrowException, OSError, ValueError, struct.error)
-    with problems(f"{file} cannot be read as a stream of Arrow", *damages):
+    with explained(f"{file} cannot be read as a stream of Arrow", *damages):
         source = pa.memory_map(str(file))
         for message in ipc.MessageReader.open_stream(source):
             if _is_compressed(bytes(message.metadata)):
@@ -250,7 +249,7 @@ def _is_name(name: Any) -> bool:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    with problems(f"{file} cannot be read", OSError, ValueError, RecursionError):
+    with explained(f"{file} cannot be read", OSError, ValueError, RecursionError):
         content = json.loads(file.read_text("utf-8"))
     if not isinstance(content, dict):
         raise FusionZooError(f"{file} is no object of JSON")

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, kind_of, sorted_words
 
-from ..checks import check_name
 from .arrow import ArrowColumn, first_true
 from .paths import NUMBER
 from .provenance import Provenance
@@ -152,7 +151,7 @@ def read_labels(
     targets, values = [], [torch.zeros(len(table), 0)]
     for name, kind in kinds.items():
         others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
-        check_name(name, others, f"{source} has no column {name!r} of labels")
+        check_known(name, others, f"{source} has no column {name!r} of labels")
         target, column = _read_column(table, name, kind, source, where, missing.get(name, ""))
         targets.append(target)
         values.append(column)
@@ -198,7 +197,7 @@ def read_weights(table: pa.Table, name: str, where: Callable[[int], str]) -> Ten
     import torch
 
     others = [x for x in table.column_names if x not in NO_LABELS]
-    check_name(name, others, f"no column {name!r} for --data.weight_column")
+    check_known(name, others, f"no column {name!r} for --data.weight_column")
     cells = table[name].to_pylist()
     weights = torch.tensor([_number_or_nan(cell) for cell in cells], dtype=torch.float32)
     bad = (~(weights.isfinite() & (weights >= 0))).nonzero()[:, 0].tolist()
@@ -397,7 +396,7 @@ def check_modalities(modalities: Mapping[str, str], paths: Sequence[str], source
                 f" {', '.join(KINDS[1:])})"
             )
     for name in paths:
-        check_name(name, modalities, f"{source} has no modality {name!r} for --data.paths")
+        check_known(name, modalities, f"{source} has no modality {name!r} for --data.paths")
 
 
 def table_columns(dataset: Samples) -> list[str]:

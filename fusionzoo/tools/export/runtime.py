@@ -15,11 +15,10 @@ from fusionzoo import loading
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
-from fusionzoo.datasets.checks import problems
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.decode import decode
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
@@ -68,7 +67,7 @@ class OnnxModel:
                 )
         self._collate: Collate | None = None
         self._halves: dict[str, Half] = {}
-        with problems(f"{self.folder} is no whole export, export the model again"):
+        with explained(f"{self.folder} is no whole export, export the model again"):
             self._describe(about, labels)
             self._open(about, int8, threads)
             self._check_answers()
