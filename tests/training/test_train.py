@@ -290,7 +290,7 @@ def test_a_run_that_may_resume_starts_once_goes_on_and_is_reported_again(
     assert "--resume needs --out" in capsys.readouterr().err
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
 
 
 @pytest.mark.slow
