@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PERIOD = 1.0  # seconds between two looks at the launcher
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+ENDS = ("SIGTERM", "SIGUSR1")  # Windows lacks the last
 GRACE = 30.0  # seconds to save after SIGTERM, as torchrun gives
 
 
@@ -26,16 +27,8 @@ def exit_code(signals: list[int]) -> int:
 def catch_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGUSR1 instead of dying: the run saves after its step."""
     caught: list[int] = []
-    names = ("SIGINT", "SIGTERM", "SIGUSR1")  # Windows lacks the last
-    before = {
-        number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (getattr(signal, name) for name in names if hasattr(signal, name))
-    }
-    try:
+    with _handled(("SIGINT", *ENDS), lambda number, _: caught.append(number)):
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -49,14 +42,20 @@ def stopping(goes_on: str) -> Iterator[None]:
         print(f"stopped: {goes_on}", file=sys.stderr)
         raise SystemExit(exit_code([number]))
 
-    names = ("SIGTERM", "SIGUSR1")  # Windows lacks the last
+    with _handled(ENDS, stop):
+        yield
+
+
+@contextmanager
+def _handled(names: Sequence[str], handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Handle these signals within the block, as far as the system has them."""
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, other in before.items():
+            signal.signal(number, other)
 
 
 def end_with_launcher() -> None:
