@@ -142,6 +142,8 @@ def build_trainer(
     tracker.say(*notes)
     splits = build.splits_of(cfg, dataset)
     trainer, unused = build_model(cfg, world, splits, tracker)
+    if world.main and not tracker.quiet:
+        tracker.say(*notes_of_cuts(trainer.module.model.named_encoders(), splits["train"]))
     check_refit(trainer)
     if "val" not in splits:
         check_unvalidated(trainer)
@@ -157,8 +159,6 @@ def build_model(
     objective, unused = build.build_objective(cfg, splits["train"], world)
     build.check_splits(objective.tasks, splits)
     tracker.say(*objective.notes)
-    if world.main:
-        tracker.say(*notes_of_cuts(objective.model.named_encoders(), splits["train"]))
     two_pass = any(strategy.two_pass for strategy in objective.balance.values())
     save_memory_and_compile(objective.model, cfg.train, two_pass=two_pass)
     wrapped = wrap(objective.to(world.device), cfg.dist, world, AMP_DTYPES[cfg.train.amp])
