@@ -147,12 +147,12 @@ def _parts(key: str, value: Any) -> list[str]:
     (['data', 'kinds', 'home.dest'], ['optim', 'lr'])
     """
     parts = key.split(".")
-    start = 1 + (parts[0] == "data")  # where names of columns begin
-    if parts[0] == "targets" and value in TARGET_KINDS and parts[-1] != "name":
-        start = 1
-    elif not {*parts[start - 1 : start]} & {*OF_COLUMNS}:
+    start = 1 + (parts[0] == "data")  # where a column's name begins
+    of_target = parts[0] == "targets" and value in TARGET_KINDS and parts[-1] != "name"
+    of_column = ".".join(parts[:start]).removeprefix("data.") in OF_COLUMNS
+    if not (parts[start:] and (of_target or of_column)):
         return parts
-    return [*parts[:start], ".".join(parts[start:])] if parts[start:] else parts
+    return [*parts[:start], ".".join(parts[start:])]
 
 
 def is_component(path: Sequence[str]) -> bool:
