@@ -66,13 +66,13 @@ def transformers_types() -> Iterator[Try]:
     transformers.logging.set_verbosity_error()
     for family in sorted(MODEL_MAPPING_NAMES):
         try:
-            kind, found = model_class(family), towers(family)
+            kind, joint = model_class(family), towers(family)
         except (AttributeError, ImportError):  # a library that it needs is not there
             continue
         if family in VIDEO_TYPES:
             yield Try("image", f"hf-video/{family}")
-        elif found:
-            for tower in found:
+        elif joint:
+            for tower in joint:
                 hears = tower == "audio" and family != "clap"  # beside a language model
                 yield Try(tower, f"{'hf' if hears else 'hf-clip'}/{family}")
         elif "text" not in kind.input_modalities and kind.main_input_name == "input_ids":
