@@ -358,7 +358,7 @@ def collect_answers(
     parts: list[Answers] = []
     for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
         fused, alone, by_subset = logits_of(model, features, chosen)
-        check_finite(fused, batch.ids)
+        check_finite(fused, ids=batch.ids)
         part = _answers(
             model,
             dataset,

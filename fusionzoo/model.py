@@ -347,8 +347,7 @@ class FusionModel(nn.Module):
         stand in the order given; a `Batch` is encoded at once.
         """
         vectors = self._in_batches(samples, batch_size, lambda x: self.embed_and_answer(x)[0])
-        for values in vectors.values():
-            check_finite(values)
+        check_finite(*vectors.values())
         return vectors
 
     @torch.no_grad()
@@ -447,7 +446,7 @@ class FusionModel(nn.Module):
         Raises:
             FusionZooError: an answer is no finite number; the sample is named by `ids` or number
         """
-        check_finite(logits, ids)
+        check_finite(logits, ids=ids)
         if self.calibration is not None and self.targets is not None:
             return self.calibration.decode(self.targets, logits)
         if self.targets is not None:

@@ -243,17 +243,18 @@ def predictions(
     return [Prediction(label, row[label], row) for label, row in zip(best, rows, strict=True)]
 
 
-def check_finite(values: Tensor, ids: Sequence[str] | None = None) -> None:
+def check_finite(*values: Tensor, ids: Sequence[str] | None = None) -> None:
     """Raise an error that names the first sample, by its id or number, that has a value (N, ...)
     that is not a finite number."""
-    fine = values.flatten(1).isfinite().all(1)
-    if not fine.all():
-        row = int((~fine).nonzero()[0])
-        who = f"sample {row}" if ids is None else f"sample {ids[row]!r}"
-        raise FusionZooError(
-            f"{who}: the answer is no finite number: its values are too large for the model, as"
-            " those of a sensor's or map's code for no data are"
-        )
+    for tensor in values:
+        fine = tensor.flatten(1).isfinite().all(1)
+        if not fine.all():
+            row = int((~fine).nonzero()[0])
+            who = f"sample {row}" if ids is None else f"sample {ids[row]!r}"
+            raise FusionZooError(
+                f"{who}: the answer is no finite number: its values are too large for the model, as"
+                " those of a sensor's or map's code for no data are"
+            )
 
 
 def seed_of(*parts: int | str) -> int:

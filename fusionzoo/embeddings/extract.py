@@ -508,9 +508,7 @@ def _table(
     """Put a part's rows in the table's order; those that were not computed are all zero."""
     index = (positions - rows.start).numpy()
     if not all(x.isfinite().all() for x in columns.values()):
-        ids = job.dataset.subset(positions).ids
-        for values in columns.values():
-            check_finite(values, ids)
+        check_finite(*columns.values(), ids=job.dataset.subset(positions).ids)
 
     def place(values: Tensor | None, width: int, dtype: Any) -> np.ndarray[Any, Any]:
         ordered = np.zeros((len(rows), width), dtype)

@@ -175,8 +175,7 @@ class OnnxModel:
         """Return `fused` (B, dim) and, after contrastive training, `aligned_<modality>`."""
         outputs = self.answer(self._batch(samples))
         vectors = {k: x for k, x in outputs.items() if k == "fused" or k.startswith("aligned_")}
-        for values in vectors.values():
-            check_finite(values)
+        check_finite(*vectors.values())
         return vectors
 
     def predict(self, samples: Batch | Sequence[Any]) -> list[Any]:
@@ -185,7 +184,7 @@ class OnnxModel:
 
     def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
         """Turn logits into the answers of `predict`."""
-        check_finite(logits, ids)
+        check_finite(logits, ids=ids)
         if self.targets is not None:
             return self._calibration.decode(self.targets, logits)
         if not self.classes:

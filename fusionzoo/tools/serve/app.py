@@ -209,8 +209,7 @@ class Service:
             logits = output.logits.float()
             predictions = self.model.decode(logits) if self.answers else [None] * len(rows)
         vectors = {name: x.float().cpu() for name, x in vectors.items()}
-        for values in vectors.values():
-            check_finite(values)
+        check_finite(*vectors.values())
         return [
             Answer(
                 prediction,
