@@ -29,12 +29,14 @@ class Numbers:
     """A column of numbers, with statistics of the training split.
 
     edges: bounds of its bins, ascending, in its own unit; none unless numbers are coded piecewise
+    range: the smallest and the largest number, if they are known
     """
 
     name: str
     mean: float
     std: float
     edges: tuple[float, ...] = ()
+    range: tuple[float, float] | None = None
 
     def encode(self, cell: float | str) -> tuple[float, int]:
         """Return the standardised number, and 0."""
@@ -45,6 +47,13 @@ class Numbers:
                 f"{decimal_hint(cell) if isinstance(cell, str) else ''}"
             )
         return max(-LIMIT, min(LIMIT, (number - self.mean) / self.std)), 0
+
+    def is_strange(self, cell: float | str) -> bool:
+        """Whether a number lies outside of three times the range of the training split."""
+        if self.range is None or not is_number(cell):
+            return False
+        low, high = self.range
+        return not low - (high - low) <= float(cell) <= high + (high - low)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,10 @@ class Categories:
     def encode(self, cell: float | str) -> tuple[float, int]:
         """Return 0, and the code of the category."""
         return 0.0, self.codes.get(category_of(cell), UNKNOWN)
+
+    def is_strange(self, cell: float | str) -> bool:
+        """Whether the training split has no such category."""
+        return category_of(cell) not in self.codes
 
 
 Column = Numbers | Categories
@@ -90,15 +103,19 @@ def _read_column(setting: Mapping[str, Any]) -> Column:
             if len(set(values)) < len(values):
                 raise FusionZooError(f"columns: {name!r} has a category twice")
             return Categories(name, tuple(values))
-    elif isinstance(name, str) and keys in ({"mean", "std"}, {"mean", "std", "edges"}):
-        mean, std, edges = setting["mean"], setting["std"], setting.get("edges", ())
-        if isinstance(edges, list | tuple) and all(map(_is_finite, (mean, std, *edges))):
-            ascending = all(x < y for x, y in pairwise(edges))
-            if std > 0 and ascending and ("edges" not in keys or edges):
-                return Numbers(name, float(mean), float(std), tuple(map(float, edges)))
+    elif isinstance(name, str) and {"mean", "std"} <= keys <= {"mean", "std", "edges", "range"}:
+        lists = edges, bounds = [setting.get(key, ()) for key in ("edges", "range")]
+        numbers = [setting["mean"], setting["std"]]
+        if all(isinstance(x, list | tuple) for x in lists):
+            numbers += [*edges, *bounds]
+            fits = all(map(_is_finite, numbers)) and numbers[1] > 0 and len(bounds) in (0, 2)
+            if fits and all(x < y for x, y in pairwise(edges)) and ("edges" not in keys or edges):
+                mean, std, *rest = map(float, numbers)
+                low_high = (rest[-2], rest[-1]) if bounds else None
+                return Numbers(name, mean, std, tuple(rest[: len(edges)]), low_high)
     raise FusionZooError(
         f"columns: {dict(setting)!r:.200} is neither {{name, mean, std}}, finite and std above 0"
-        " (and edges, ascending numbers), nor {name, values}, a list of text"
+        " (and edges, ascending numbers, and range, two), nor {name, values}, a list of text"
     )
 
 
@@ -145,6 +162,12 @@ class TabularProcessor(Processor):
 
     def varies(self, value: Mapping[str, Cell]) -> bool:
         return False
+
+    def strange(self, value: Mapping[str, Cell]) -> list[str]:
+        """Return the names in `value` whose cells differ from all that training saw."""
+        columns = (self.columns[place] for place in self._places(list(value)))
+        pairs = zip(columns, value.items(), strict=True)
+        return [name for column, (name, x) in pairs if x is not None and column.is_strange(x)]
 
     def blank(self) -> Item:
         """Return a sample whose cells are all empty."""

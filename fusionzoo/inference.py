@@ -28,11 +28,11 @@ from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.sources.cell_kinds import NONE
 from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.table import word_list
-from fusionzoo.datasets.tables.tabular import unseen_categories
+from fusionzoo.datasets.tables.tabular import strange_cells
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
-from fusionzoo.encoders.tabular import TabularEncoder
+from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_of, measure
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
@@ -65,6 +65,10 @@ from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 Settings = EvaluateConfig | PredictConfig
 RETRIEVAL = "retrieval"
 CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
+STRANGE: dict[type[Column], str] = {
+    Categories: "categories that the model was not trained on",
+    Numbers: "numbers far outside of the range that the model was trained on",
+}
 SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
 # How a class is written -> the label as it was in the table.
 OF_TYPE: dict[str, Callable[[str], Any]] = {
@@ -165,7 +169,8 @@ def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDat
 
 
 def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
-    """Say what modalities that the model reads no sample has, and what categories are new to it."""
+    """Say what modalities that the model reads no sample has, and what cells training did not see:
+    other categories, numbers far outside of its range."""
     has = dict(zip(dataset.modalities, dataset.present.any(0).tolist(), strict=True))
     absent = [name for name in model.modalities if not has.get(name)]
     if absent and len(dataset):
@@ -173,25 +178,23 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
             f"warning: missing in all samples, as {dataset.source} has none: {', '.join(absent)}"
             f" (--data.columns.{absent[0]} names the column of a table)"
         )
-    unseen = [
-        f"{note} ({name})"
-        for name, known in known_categories(model).items()
-        if dataset.modalities.get(name) == "tabular"
-        for note in unseen_categories(dataset, name, known)
-    ]
     for note in notes_of_cuts(model.named_encoders(), dataset):
         print(note)
-    if unseen:
-        print(f"warning: categories that the model was not trained on: {'; '.join(unseen)}")
-
-
-def known_categories(model: FusionModel) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return the categories on which a model was trained, by modality and column."""
-    return {
-        name: {column.name: column.values for column in encoder.reader.categories}
+    tables = {
+        name: encoder.reader.columns
         for name, encoder in model.named_encoders()
-        if isinstance(encoder.reader, TabularEncoder)
+        if isinstance(encoder.reader, TabularEncoder) and dataset.modalities.get(name) == "tabular"
     }
+    for kind, what in STRANGE.items():
+        strange = [
+            f"{note} ({name})"
+            for name, columns in tables.items()
+            for note in strange_cells(
+                dataset, name, {x.name: x.is_strange for x in columns if isinstance(x, kind)}
+            )
+        ]
+        if strange:
+            print(f"warning: {what}: {'; '.join(strange)}")
 
 
 def open_for_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 import socket
 import unicodedata
@@ -325,6 +326,39 @@ def test_numbers_with_another_decimal_sign_name_the_setting_that_reads_them(
     assert main(["predict", "runs/a", "neu.csv", "--out", "p.csv"]) == 2
     assert "holds '62,8'; --data.decimal , reads it as 62.8" in capsys.readouterr().err
     assert fz.predict("runs/a", "neu.csv", decimal=",", out="p.csv", **ANSWER).is_file()
+
+
+@pytest.mark.parametrize(
+    ("unit", "cells", "says"),
+    [
+        ("kg", ["63.200 kg", "71.450 kg"], "far outside of the range .* weight in 2 of 2"),
+        ("kg", ["63200", "63,2"], "far outside of the range .* weight in 1 of 2"),
+        ("kg", ["95,1 kg", "35 kg"], ""),  # within three times the range
+        ("%", ["0,63", "1"], "weight in %: .* such as 0,63 are read as 0,63 %"),
+        ("%", [0.63, 0.7], "weight in %: .* such as 0.63 are read as 0.63 %"),
+        ("%", ["0,63 %", "0,7"], ""),
+        ("%", ["63", "0,7"], ""),
+    ],
+)
+def test_numbers_in_another_unit_than_those_of_training_are_told_of(
+    unit: str, cells: list[Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low = 40 if unit == "kg" else 0
+    rows = [{"weight": f"{low + n},5 {unit}", "y": "ab"[n % 2]} for n in range(40)]
+    encoders = {"tabular": ENCODERS["tabular"]}
+    run = fz.train(rows, target="y", **{**QUICK, "encoders": encoders, "max_steps": 1})
+    capsys.readouterr()
+    asked = [{"weight": cell} for cell in cells]
+    fz.predict(run, asked, **ANSWER)
+    predicted = warnings(capsys)
+    fz.embed(run, asked, **ANSWER)
+    assert predicted == warnings(capsys)
+    assert re.search(says, predicted) if says else not predicted
+
+
+def warnings(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().out.splitlines()
+    return " ".join(line for line in lines if line.startswith("warning"))
 
 
 @pytest.mark.parametrize("kind", ["csv", "frame", "list"])

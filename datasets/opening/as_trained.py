@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.cells import fold
+from fusionzoo.cells import fold, is_number
 from fusionzoo.errors import FusionZooError, list_names
 
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
@@ -27,6 +27,7 @@ SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds f
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator"),
     *("weight_column", "paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
 )
+PERCENT = "%"
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
 UNITS = (  # with which names of columns end
     "kg g mg µg ug ng t lb lbs oz st km m cm mm µm um nm mi ft in inch s sec ms min h hr d days wk"
@@ -54,8 +55,7 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
     loaded = _load_for_model(chosen, stored)
     done = Completed(settings=chosen, loaded=loaded)
-    _check_cells(done)
-    done = _without_absent(done)
+    done = _without_absent(replace(done, notes=_check_cells(done)))
     columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
     notes = [
         f"{role} of {list_names(word_list(words))}"
@@ -137,7 +137,7 @@ def _without_absent(done: Completed) -> Completed:
     return Completed(
         settings={**chosen, "columns": columns, "kinds": kinds},
         loaded=replace(done.loaded, table=table),
-        notes=(*renamed, *(notes if absent else ())),
+        notes=(*done.notes, *renamed, *(notes if absent else ())),
     )
 
 
@@ -172,9 +172,10 @@ def _stem_and_unit(name: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _check_cells(done: Completed) -> None:
+def _check_cells(done: Completed) -> tuple[str, ...]:
     """Raise an error for numbers with another decimal sign or unit, or other dates, than the model
-    was trained on."""
+    was trained on; return warnings of numbers that may be shares instead of percent."""
+    notes = []
     spelled = {fold(name): name for name in done.table.column_names}
     for name, kind in done.settings["kinds"].items():
         word, _, detail = str(kind).partition(" ")
@@ -184,9 +185,16 @@ def _check_cells(done: Completed) -> None:
         cells = done.table[column]
         if pa.types.is_dictionary(cells.type):
             cells = cells.cast(cells.type.value_type)
-        if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
-            continue  # numbers are in the unit; dates are dates
+        if pa.types.is_temporal(cells.type):
+            continue
         counts = read_cells_of(cells, missing_words(done.settings, done.loaded)).counts
+        if detail == PERCENT and (share := _may_be_share(counts)):
+            notes.append(
+                f"warning: {column} in %: the model was trained on percentages, and cells such as"
+                f" {share} are read as {share} %; write shares with %, or times 100"
+            )
+        if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+            continue  # numbers are in the unit
         problem = ""
         if word == NUMBER:
             numbers = [divided[0] for cell in counts if (divided := number_and_unit(cell))]
@@ -198,6 +206,19 @@ def _check_cells(done: Completed) -> None:
                 break
         if problem:
             raise FusionZooError(f"{done.source}: column {column!r} holds {problem}")
+    return tuple(notes)
+
+
+def _may_be_share(cells: Iterable[str]) -> str:
+    """Return one of these numbers if none has a unit and all lie between -1 and 1; else nothing."""
+    first = ""
+    for cell in cells:
+        number, unit = number_and_unit(cell) or ("", "")
+        plain = number.replace(",", ".")
+        if unit or not is_number(plain) or abs(float(plain)) > 1:
+            return ""
+        first = first or cell
+    return first
 
 
 def _other_unit(cell: str, unit: str) -> str:

@@ -22,6 +22,10 @@ CELLS = (f"{TABLE}table-cell", f"{TABLE}covered-table-cell")
 Row = tuple[Any, ...]
 
 
+class Percentage(float):
+    """A number that its sheet shows as percent."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Cells that are merged: the first has the value, the others are empty."""
@@ -113,7 +117,8 @@ def _value(cell: ElementTree.Element) -> Any:
     """Return a cell's value, None where it is empty; a formula's is the one that is stored."""
     kind = cell.get(f"{OFFICE}value-type")
     if kind in ("float", "percentage", "currency"):
-        return float(cell.attrib[f"{OFFICE}value"])
+        number = float(cell.attrib[f"{OFFICE}value"])
+        return Percentage(number) if kind == "percentage" else number
     if kind == "boolean":
         return cell.attrib[f"{OFFICE}boolean-value"] == "true"
     if kind == "date":

@@ -24,7 +24,7 @@ from ..tables.parquet import read_parquet
 from ..tables.provenance import Provenance, RowNumbers, mark_index
 from .array_files import read_array_file
 from .infer import POINT
-from .open_document import read_sheets
+from .open_document import Percentage, read_sheets
 from .table_settings import NO_HEADER, TableSettings
 from .text_tables import (
     DELIMITERS,
@@ -41,6 +41,7 @@ MAX_GAP = 10_000  # empty rows in a row; a million of them take seconds
 XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
+QUOTED = re.compile(r'"[^"]*"|\\.')  # text in a format of numbers
 HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
 READERS: dict[str, TableReader] = {}  # by ending, as `table_suffix` returns it
 Read = Callable[[Path, TableSettings], tuple[pa.Table, Provenance]]
@@ -111,7 +112,7 @@ def _read_sheet(
     if check_formulas and any(cell is None for row in rows[1:] for cell in row):
         _check_formulas(path, sheet, rows, header_row)
     names = [_text(name) or "" for name in rows[0]]
-    columns = [pa.array([_text(row[x]) for row in rows[1:]], pa.string()) for x in range(width)]
+    columns = [_column([row[x] for row in rows[1:]]) for x in range(width)]
     table, numbers = pa.table(columns, names=names), RowNumbers(first=header_row + 2)
     _check_header(path, table, numbers)
     others = f"sheet {sheet or sheets[0]!r} of {len(sheets)} (--data.sheet)"
@@ -203,6 +204,7 @@ def _rows(path: Path, worksheet: Any) -> tuple[list[tuple[Any, ...]], list[Any]]
     from openpyxl.worksheet._reader import WorkSheetParser
 
     book = worksheet.parent
+    percentages = _styles_of_percentages(book)
     rows: list[tuple[Any, ...]] = []
     num_cells = 0
     with worksheet._get_source() as source:
@@ -229,7 +231,9 @@ def _rows(path: Path, worksheet: Any) -> tuple[list[tuple[Any, ...]], list[Any]]
             check_budget("cells", num_cells, str(path))  # empty cells before others included
             row: list[Any] = [None] * width
             for cell in filled:
-                row[cell["column"] - 1] = cell["value"]
+                value = cell["value"]
+                is_percentage = cell["style_id"] in percentages and _is_number(value)
+                row[cell["column"] - 1] = Percentage(value) if is_percentage else value
             rows += [()] * (number - 1 - len(rows))
             rows.append(tuple(row))
     return rows, list(parser.merged_cells.mergeCell if parser.merged_cells else ())
@@ -261,6 +265,26 @@ def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: i
 
 def _filled(row: tuple[Any, ...]) -> list[bool]:
     return [cell is not None and cell != "" for cell in row]
+
+
+def _styles_of_percentages(book: Any) -> set[int]:
+    """Return the styles of a workbook whose cells show numbers as percent."""
+    from openpyxl.styles.numbers import BUILTIN_FORMATS, BUILTIN_FORMATS_MAX_SIZE
+
+    formats = {**BUILTIN_FORMATS, **dict(enumerate(book._number_formats, BUILTIN_FORMATS_MAX_SIZE))}
+    styles = enumerate(formats.get(style.numFmtId, "") for style in book._cell_styles)
+    return {style for style, shown in styles if "%" in QUOTED.sub("", shown)}
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
+
+
+def _column(cells: Sequence[Any]) -> pa.Array:
+    """Return cells as text; where one is a percentage, all numbers are: `47.5%` for 0.475."""
+    if any(isinstance(cell, Percentage) for cell in cells):
+        cells = [f"{100 * cell:.15g}%" if _is_number(cell) else cell for cell in cells]
+    return pa.array([_text(cell) for cell in cells], pa.string())
 
 
 def _text(cell: Any) -> str | None:

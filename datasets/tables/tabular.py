@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -108,22 +108,22 @@ def _columns_in_memory(data: Samples, modality: str, rows: list[int]) -> dict[st
     return columns
 
 
-def unseen_categories(
-    data: Samples, modality: str, known: Mapping[str, Collection[str]]
+def strange_cells(
+    data: Samples, modality: str, is_strange: Mapping[str, Callable[[float | str], bool]]
 ) -> list[str]:
-    """Say for each column how many cells hold none of the `known` categories, if any does."""
+    """Say for each of these columns how many cells are strange, if any is."""
     notes = []
-    names = {fold(name): categories for name, categories in known.items()}
+    tests = {fold(name): test for name, test in is_strange.items()}
     for name, column in _columns(data, modality, data.rows.tolist()).items():
-        if fold(name) not in names:
+        if fold(name) not in tests:
             continue
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         cells = column.drop_null()
         counted = pc.value_counts(cells).to_pylist()
-        unseen = [x for x in counted if category_of(x["values"]) not in names[fold(name)]]
-        if unseen:
-            count, first = sum(x["counts"] for x in unseen), category_of(unseen[0]["values"])
+        strange = [x for x in counted if tests[fold(name)](x["values"])]
+        if strange:
+            count, first = sum(x["counts"] for x in strange), category_of(strange[0]["values"])
             notes.append(f"{name} in {count:,} of {len(cells):,} cells, such as {first!r}")
     return notes
 
@@ -141,7 +141,7 @@ class _NotNumber(FusionZooError):
 
 
 def _learn(column: Any, bins: int) -> dict[str, Any]:
-    """Return mean, standard deviation and edges of numbers, or the values of categories."""
+    """Return mean, standard deviation, range and edges of numbers, or the categories."""
     column = column.drop_null()
     if not len(column):
         raise FusionZooError("is empty in the training split: leave it out of --data.columns")
@@ -176,7 +176,8 @@ def _learn_numbers(numbers: Any, counts: Any, bins: int) -> dict[str, Any]:
         raise FusionZooError(f"holds {largest:g}, beyond what float32 can hold: empty it")
     mean = float(np.average(numbers, weights=counts))
     std = float(np.average((numbers - mean) ** 2, weights=counts)) ** 0.5
-    learned = {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
+    learned: dict[str, Any] = {"mean": mean, "std": std or 1.0}  # a constant is standardised to 0
+    learned["range"] = [float(numbers.min()), float(numbers.max())]
     return {**learned, "edges": _edges(numbers, counts, bins)} if bins else learned
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import openpyxl
 import pyarrow as pa
 import pytest
 
@@ -75,6 +76,28 @@ def test_cells_are_read_by_their_types(tmp_path: Path) -> None:
     assert [*cells.slice(0, 1).to_pylist()[0].values()] == ["1.5", "2024-03-01", "False", None, "a"]
     last = [*cells.slice(39, 1).to_pylist()[0].values()]
     assert last == ["2", "2024-03-01T10:30:00", "True", "zwei  Wörter & <mehr>", "a"]
+
+
+SHOWN = {0.475: "percentage", 0.5: "float"}  # a column is percent where one of its cells is
+
+
+def test_percentages_are_those_that_the_sheet_shows(tmp_path: Path) -> None:
+    cells = "".join(
+        line(1, f'<table:table-cell office:value-type="{kind}" office:value="{number}"/>')
+        for number, kind in SHOWN.items()
+    )
+    sheets = [write(tmp_path / "m.ods", one=row("rate") + cells)]
+    for name, number_format in (("a", "0.0%"), ("b", '0" of 100%"'), ("c", "General")):
+        book = openpyxl.Workbook()
+        book.active["A1"] = "rate"  # type: ignore[index]
+        for place, (number, kind) in enumerate(SHOWN.items(), start=2):
+            book.active[f"A{place}"] = number  # type: ignore[index]
+            if kind == "percentage":
+                book.active[f"A{place}"].number_format = number_format  # type: ignore[index]
+        sheets.append(tmp_path / f"{name}.xlsx")
+        book.save(sheets[-1])
+    shown = [["47.5%", "50%"]] * 2 + [["0.475", "0.5"]] * 2
+    assert [read(path)["rate"].to_pylist() for path in sheets] == shown
 
 
 def test_what_is_repeated_is_read_as_often(tmp_path: Path) -> None:

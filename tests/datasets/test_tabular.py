@@ -24,7 +24,8 @@ from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.provenance import Loaded
-from fusionzoo.datasets.tables.tabular import learn_columns, unseen_categories
+from fusionzoo.datasets.tables.tabular import learn_columns, strange_cells
+from fusionzoo.encoders.tabular import Categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupted
 from fusionzoo.inputs.data import store_table
@@ -79,9 +80,13 @@ def test_a_sample_has_a_cell_per_column_and_none_where_all_are_empty(tmp_path: P
 
 def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
     expected = {
-        "Age": {"mean": 40.0, "std": 10.0},
+        "Age": {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0]},
         "colour": {"values": ["blue", "red"]},
-        "code": {"mean": pytest.approx(5 / 3), "std": pytest.approx((2 / 9) ** 0.5)},
+        "code": {
+            "mean": pytest.approx(5 / 3),
+            "std": pytest.approx((2 / 9) ** 0.5),
+            "range": [1, 2],
+        },
     }
     data = opened(tmp_path)
     assert learnt(data) == expected
@@ -89,7 +94,7 @@ def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
     assert learnt(data.subset([4])) == expected
     assert data.default_encoders["tabular"]["name"] == "tabular/ft-transformer"
     constant = opened(tmp_path, [(*row[:3], "7", *row[4:]) for row in ROWS])
-    assert learnt(constant)["Age"] == {"mean": 7.0, "std": 1.0}
+    assert learnt(constant)["Age"] == {"mean": 7.0, "std": 1.0, "range": [7.0, 7.0]}
 
 
 def test_bins_have_equally_many_training_rows_and_a_column_of_few_values_has_fewer() -> None:
@@ -262,7 +267,8 @@ def test_cells_in_memory_and_joined_ones_are_learnt_from_too(tmp_path: Path) -> 
         splits=["train"] * 3,
         target=["x", "y", "x"],
     )
-    expected = {"age": {"mean": 40.0, "std": 10.0}, "flag": {"values": ["false", "true"]}}
+    age = {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0]}
+    expected = {"age": age, "flag": {"values": ["false", "true"]}}
     assert learnt(data) == expected
     joined = PairedDataset.join({"tabular": data, "text": opened(tmp_path).select("text")})
     assert learnt(joined) == expected
@@ -300,7 +306,8 @@ def test_cells_with_categories_unseen_in_training_are_counted(
     if way == "rows":
         source, columns = [{"tabular": row} for row in frame.to_dict("records")], {}
     data = create_dataset(source, **columns)
-    assert unseen_categories(data, "tabular", {"Zip": ("01001", "01002")}) == says
+    zips = Categories("Zip", ("01001", "01002"))
+    assert strange_cells(data, "tabular", {"Zip": zips.is_strange}) == says
 
 
 @pytest.mark.parametrize("cell", ["1e300", "-4e38", "179769313486231570000" + "0" * 280])

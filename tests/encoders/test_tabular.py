@@ -248,6 +248,8 @@ def test_a_cell_or_column_that_does_not_fit_is_one_clear_error(
         [{"name": "age", "mean": 0.0, "std": 1.0, "edges": [1, 1]}],
         [{"name": "age", "mean": 0.0, "std": 1.0, "edges": [0, float("inf")]}],
         [{"name": "age", "mean": 0.0, "std": 1.0, "edges": []}],
+        [{"name": "age", "mean": 0.0, "std": 1.0, "range": [0]}],
+        [{"name": "age", "mean": 0.0, "std": 1.0, "range": [0, "1"]}],
         [{"name": 3, "values": ["a"]}],
         [{"name": "a", "values": "abc"}],
         [{"name": "a", "values": ["x", "x"]}],

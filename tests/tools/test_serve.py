@@ -38,6 +38,7 @@ from fusionzoo.tools.serve.server import ServeConfig, build_app, server_of
 requests = pytest.importorskip("requests")
 pytestmark = pytest.mark.needs("fastapi")
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
+AGE = {"name": "age", "mean": 40, "std": 12, "range": [20, 60]}
 ENCODERS: dict[str, Any] = {
     "text": {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2, "max_length": 20},
     "image": {"name": "timm/resnet10t", "size": 32, **NET},
@@ -46,7 +47,7 @@ ENCODERS: dict[str, Any] = {
     "table": {
         "name": "tabular/mlp",
         "kind": "tabular",
-        "columns": [{"name": "age", "mean": 40, "std": 12}, {"name": "hue", "values": ["red"]}],
+        "columns": [AGE, {"name": "hue", "values": ["red"]}],
     },
 }
 TOKEN = "a secret of 22 letters"
@@ -135,6 +136,17 @@ def test_json_and_multipart_are_answered_as_in_python(url: str, model: FusionMod
     shares = {name: float(x[0]) for name, x in model.weights([RAW]).items()}
     assert by_parts["weights"] == pytest.approx(shares, abs=1e-6)
     assert by_parts["model"] == requests.get(f"{url}/health").json()["model"]
+
+
+def test_cells_unlike_those_of_training_are_named(url: str) -> None:
+    for route in ("predict", "embed"):
+        strange = {"table": {"age": "4000", "hue": "blue"}}
+        assert requests.post(f"{url}/{route}", json=strange).json()["warnings"] == [
+            "table: training saw nothing like age '4000'",
+            "table: training saw nothing like hue 'blue'",
+        ]
+        usual = {"table": {"age": 99, "hue": "red"}}  # within three times the range
+        assert "warnings" not in requests.post(f"{url}/{route}", json=usual).json()
 
 
 def test_vectors_are_those_of_embed(url: str, model: FusionModel) -> None:

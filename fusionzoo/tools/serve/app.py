@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
+from fusionzoo.encoders.tabular import TabularEncoder, TabularProcessor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction, check_finite
@@ -166,8 +167,8 @@ class Service:
         self.counts: Counter[tuple[str, int]] = Counter()  # route, status -> requests
         self.seconds: defaultdict[str, float] = defaultdict(float)  # of all requests, by route
 
-    async def ask(self, request: Request) -> tuple[Answer, list[str]]:
-        """Read, decode and answer a request's sample; also return which modalities it has."""
+    async def ask(self, request: Request) -> tuple[Answer, dict[str, Any]]:
+        """Read, decode and answer a request's sample; also return its values by modality."""
         self.batcher.coming += 1
         is_coming = True
         body = Body(request, self.limits, self.budget)
@@ -179,7 +180,7 @@ class Service:
                 self.batcher.coming -= 1
                 is_coming = False
                 body.release()
-                return await self.batcher.answer(row), list(row[0].values)
+                return await self.batcher.answer(row), row[0].values
         except FusionZooError as error:  # the answer is no finite number
             raise RefusedRequest(422, one_line(error)) from None
         except TimeoutError:
@@ -223,20 +224,21 @@ class Service:
         """Answer one sample; `?weights=true` adds how much each modality counted."""
         if not self.answers:
             raise RefusedRequest(404, "this model was trained without a target: /embed")
-        answer, _ = await self.ask(request)
+        answer, values = await self.ask(request)
         shares = (
             {"weights": answer.weights} if request.query_params.get("weights") == "true" else {}
         )
-        return self._answered({**_prediction(answer.prediction), **shares})
+        return self._answered({**_prediction(answer.prediction), **shares}, values)
 
     async def embed(self, request: Request) -> Response:
         """Return a sample's vectors: `?columns=fused,text`, by default `fused`."""
-        answer, _ = await self.ask(request)
+        answer, values = await self.ask(request)
         names = request.query_params.get("columns", FUSED).split(",")
         if unknown := [name for name in names if name not in answer.vectors]:
             known = ", ".join(answer.vectors)
             raise RefusedRequest(422, f"no vectors {unknown[0]!r:.60}; there are {known}")
-        return self._answered({"vectors": {name: answer.vectors[name].tolist() for name in names}})
+        vectors = {name: answer.vectors[name].tolist() for name in names}
+        return self._answered({"vectors": vectors}, values)
 
     async def search(self, request: Request) -> Response:
         """Return the rows of the index nearest to a sample: `?k=10&by=fused`."""
@@ -244,10 +246,10 @@ class Service:
             raise RefusedRequest(
                 404, "there is no index: fusionzoo serve MODEL --index emb.parquet"
             )
-        answer, names = await self.ask(request)
+        answer, values = await self.ask(request)
         query, loop = request.query_params, asyncio.get_running_loop()
-        nearest = await loop.run_in_executor(self.searches, self._nearest, answer, names, query)
-        return self._answered(nearest)
+        nearest = await loop.run_in_executor(self.searches, self._nearest, answer, [*values], query)
+        return self._answered(nearest, values)
 
     async def health(self) -> Response:
         """Say that the service is up, and of which model."""
@@ -257,8 +259,16 @@ class Service:
         """Return counters in the text format of Prometheus."""
         return PlainTextResponse(_prometheus(self), media_type="text/plain; version=0.0.4")
 
-    def _answered(self, value: dict[str, Any]) -> Response:
-        return _json({**value, "model": self.digest})
+    def _answered(self, value: dict[str, Any], values: Mapping[str, Any] | None = None) -> Response:
+        """Return an answer, with the cells of its sample's `values` that training saw none like."""
+        strange = [
+            f"{name}: training saw nothing like {column} {values[name][column]!r:.60}"
+            for name, encoder in self.model.named_encoders()
+            if values and name in values and isinstance(encoder.reader, TabularEncoder)
+            for column in TabularProcessor(encoder.reader.columns).strange(values[name])
+        ]
+        warnings = {"warnings": strange} if strange else {}
+        return _json({**value, **warnings, "model": self.digest})
 
     def _nearest(self, answer: Answer, names: Sequence[str], query: Any) -> dict[str, Any]:
         """Return the nearest rows of the index: their ids and columns, and no path."""
