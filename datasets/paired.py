@@ -242,6 +242,15 @@ class PairedDataset(Dataset[Sample | None]):
         numbers = self.provenance.row_numbers
         return f"{self.source}, row {numbers.number(row)}" if numbers else self.source
 
+    @property
+    def places(self) -> list[int] | None:
+        """Positions of the samples among the rows of their source; None: of several sources."""
+        numbers = self.provenance.row_numbers
+        if numbers is None:
+            return None
+        rows = self.rows.numpy()
+        return (rows if numbers.positions is None else numbers.positions[rows]).tolist()
+
     def sample_place(self, row: int) -> str:
         """Return `where` with the id of the row's sample."""
         return f"{self.where(row)}, sample {self._cell('id', row)!r}"

@@ -118,7 +118,7 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     `upper` of numbers and levels: it holds the truth for 90 % of new samples. Further
     settings: `split` ("all" by default), `batch_size`, `num_workers`, `device`.
     """
-    from fusionzoo.inference import predict as run
+    from fusionzoo.inference import open_to_predict, prediction_tables, write_tables
 
     if isinstance(data, Mapping) and data and not is_table(data):
         known = {"name", "root", *TABLE_WORDS, *(DATASETS["manifest"].parameters)}
@@ -126,17 +126,19 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
             raise FusionZooError("a dict of single values is one row: give a list of rows, [row]")
     named = {**settings, "model": _path_of(model)}
     cfg, dataset = configure(PredictConfig, data, named, store=False)
-    predictions = run(cfg, _loaded(model), dataset)
+    loaded, rows = open_to_predict(cfg, _loaded(model), dataset)
+    predictions = write_tables(cfg, prediction_tables(loaded, rows, cfg))
     is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
     if isinstance(predictions, Path):
         return predictions
     if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
         return predictions.to_pylist()
-    if not is_frame or cfg.split != "all":
+    if not is_frame:
         return predictions
     if predictions.column_names[0] in data.index.names:
         predictions = predictions.rename_columns(["id", *predictions.column_names[1:]])
-    return predictions.to_pandas().set_index(data.index)
+    frame, places = predictions.to_pandas(), rows.places
+    return frame if places is None else frame.set_index(data.index[places])
 
 
 @keyword_errors

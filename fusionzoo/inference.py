@@ -27,6 +27,7 @@ from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, 
 from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.sources.cell_kinds import NONE
 from fusionzoo.datasets.sources.infer import named_columns
+from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import strange_cells
 from fusionzoo.devices import pick_device
@@ -54,8 +55,8 @@ from fusionzoo.structures import (
     check_finite,
     evaluating,
 )
-from fusionzoo.targets import OneOf, join_words
-from fusionzoo.trained_on import TrainedOn, count_seen
+from fusionzoo.targets import OneOf, join_words, label_word
+from fusionzoo.trained_on import TrainedOn, as_trained, count_seen
 from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
@@ -70,11 +71,6 @@ STRANGE: dict[type[Column], str] = {
     Numbers: "numbers far outside of the range that the model was trained on",
 }
 SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
-# How a class is written -> the label as it was in the table.
-OF_TYPE: dict[str, Callable[[str], Any]] = {
-    **{"": str, "int": int, "float": float},
-    "bool": lambda label: label == "true",
-}
 
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
@@ -505,20 +501,28 @@ def predict(
 ) -> Path | pa.Table:
     """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
 
-    Ids have the name of their column in the user's table, and `id` where there is none.
+    Ids have the name of their column in the user's table, and `id` where there is none. Ids and
+    labels have the types that they have in the tables asked about and trained on.
 
     With `cfg.coverage` also `set`, or `lower` and `upper` of numbers and levels, which hold the
     truth with that chance. Rows stand in the order of the data. Several targets have columns
     `<target>.label` and so on; numbers have no probabilities. Returns the file written (`cfg.out`,
     .parquet or .csv), or without one the table in memory.
     """
+    model, opened = open_to_predict(cfg, model, dataset)
+    return write_tables(cfg, prediction_tables(model, opened, cfg))
+
+
+def open_to_predict(
+    cfg: PredictConfig, model: FusionModel | None, dataset: InMemory
+) -> tuple[FusionModel, PairedDataset]:
+    """Return the model and the samples that a prediction is about."""
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: it can only embed")
     if cfg.coverage is not None:
         check_coverage(model, cfg.coverage)
-    dataset = open_data(cfg, model, dataset)
-    return write_tables(cfg, _prediction_tables(model, dataset, cfg))
+    return model, open_data(cfg, model, dataset)
 
 
 def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Table:
@@ -531,13 +535,22 @@ def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Ta
     writer: Any = None
     with replacing(path) as partial:
         try:
-            for table in tables:
+            for table in map(_with_joined_lists, tables) if path.suffix == ".csv" else tables:
                 writer = writer or writer_of(str(partial), table.schema)
                 writer.write_table(table)
         finally:
             if writer is not None:
                 writer.close()
     return path
+
+
+def _with_joined_lists(table: pa.Table) -> pa.Table:
+    """Return a table whose lists of labels are text, `sun;beach`, for a file without lists."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_list(field.type):
+            words = [join_words([*map(label_word, x)]) for x in table[field.name].to_pylist()]
+            table = table.set_column(place, field.name, pa.array(words, pa.string()))
+    return table
 
 
 def check_coverage(model: FusionModel, coverage: float) -> None:
@@ -564,17 +577,17 @@ def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:
 
 
 @torch.no_grad()
-def _prediction_tables(
+def prediction_tables(
     model: FusionModel, dataset: PairedDataset, cfg: PredictConfig
 ) -> Iterator[pa.Table]:
     """Yield a table of predictions for each batch."""
     repeated = dataset.provenance.repeated_ids or {}
-    label_types = {} if model.trained_on is None else model.trained_on.label_types
+    types = {**model.types_of_labels, "id": dataset.provenance.types.get("id", "")}
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
         answers = model.decode(logits, named.ids)
-        table = prediction_table(named, answers, list(model.modalities), label_types)
+        table = prediction_table(named, answers, list(model.modalities), types)
         table = with_name_of_ids(table, dataset.provenance.id_column)
         if cfg.coverage is not None and model.calibration is not None:
             regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)
@@ -588,12 +601,11 @@ def prediction_table(
     batch: Batch,
     predictions: Sequence[Any],
     modalities: Sequence[str],
-    label_types: Mapping[str, str] | None = None,
+    types: Mapping[str, str],
 ) -> pa.Table:
-    """Return the predictions of a batch, one row per sample; labels are of the types that those of
-    training were."""
-    columns: dict[str, Any] = {"id": batch.ids}
-    for row in (_prediction_row(prediction, label_types or {}) for prediction in predictions):
+    """Return the predictions of a batch, one row per sample, with ids and labels of these types."""
+    columns: dict[str, Any] = {"id": [*map(TYPES[types.get("id", "")], batch.ids)]}
+    for row in (_prediction_row(prediction, types) for prediction in predictions):
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     present = batch.present.cpu().unbind(1)
@@ -607,16 +619,18 @@ def with_name_of_ids(table: pa.Table, name: str) -> pa.Table:
     return table if name.casefold() in taken else table.rename_columns({"id": name})
 
 
-def _prediction_row(prediction: Any, label_types: Mapping[str, str]) -> dict[str, Any]:
+def _prediction_row(prediction: Any, types: Mapping[str, str]) -> dict[str, Any]:
     """Return the columns of one sample's prediction."""
     by_target = prediction if isinstance(prediction, dict) else {"target": prediction}
+    typed = as_trained(prediction, types)
     row: dict[str, Any] = {}
     for target, value in by_target.items():
-        prefix = f"{target}." if len(by_target) > 1 else ""
+        prefix, answer = (f"{target}.", typed[target]) if len(by_target) > 1 else ("", typed)
         if isinstance(value, Prediction):
-            row[f"{prefix}label"] = OF_TYPE[label_types.get(target, "")](value.label)
+            row[f"{prefix}label"] = answer.label
         elif isinstance(value, Labels):
-            row[f"{prefix}label"] = join_words(value.labels)
+            is_list = types.get(target, "").startswith(MANY_OF)
+            row[f"{prefix}label"] = answer.labels if is_list else join_words(value.labels)
         else:
             row[f"{prefix}label"] = float(value)
             continue

@@ -36,7 +36,7 @@ from fusionzoo.structures import (
     predictions,
 )
 from fusionzoo.targets import OneOf, Target, decode, from_spec
-from fusionzoo.trained_on import TrainedOn
+from fusionzoo.trained_on import TrainedOn, as_trained
 from fusionzoo.version import __version__
 
 from .standardise import Standardise, standardise
@@ -422,7 +422,13 @@ class FusionModel(nn.Module):
                     logits = fall_back(logits, self.heads(features), batch.present)
             return {"logits": logits}
 
-        return self.decode(self._in_batches(samples, batch_size, run)["logits"])
+        answers = self.decode(self._in_batches(samples, batch_size, run)["logits"])
+        return [as_trained(answer, self.types_of_labels) for answer in answers]
+
+    @property
+    def types_of_labels(self) -> Mapping[str, str]:
+        """Target -> what its labels were in the training data, before they were read as text."""
+        return {} if self.trained_on is None else self.trained_on.types
 
     def answer(self, features: Mapping[str, Features]) -> list[Any]:
         """Answer samples that `encode` has encoded, see `predict`."""

@@ -218,18 +218,19 @@ def keep_only(features: Mapping[str, Features], *names: str) -> dict[str, Featur
 
 
 class Prediction(NamedTuple):
-    """The predicted class, or level, of one sample."""
+    """The predicted class, or level, of one sample: a text, number or truth value, as the labels of
+    the training data were."""
 
-    label: str
+    label: Any
     probability: float
-    probabilities: dict[str, float]
+    probabilities: dict[Any, float]
 
 
 class Labels(NamedTuple):
     """The predicted labels of one sample: those above 0.5, or above the model's thresholds."""
 
-    labels: list[str]
-    probabilities: dict[str, float]
+    labels: list[Any]
+    probabilities: dict[Any, float]
 
 
 def predictions(

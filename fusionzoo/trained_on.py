@@ -19,8 +19,10 @@ from torch import Tensor
 
 from .cells import category_of, read_cell
 from .datasets import PairedDataset
+from .datasets.tables.provenance import MANY_OF, TYPES
 from .errors import FusionZooError, one_line
 from .files import replacing_tensors, without_folders
+from .structures import Labels, Prediction
 
 NAME = "trained_on.safetensors"
 CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers
@@ -61,7 +63,7 @@ class TrainedOn:
     ids: Mapping[str, Tensor] = field(default_factory=dict)  # split -> hashes, int64 (N,)
     numbered: bool = False  # whether ids were the rows' numbers: the hashes are of the contents
     results: RunResults | None = None  # None: not known
-    label_types: Mapping[str, str] = field(default_factory=dict)  # target -> bool, int or float
+    types: Mapping[str, str] = field(default_factory=dict)  # target -> what labels came as
 
     @classmethod
     def of(
@@ -75,10 +77,9 @@ class TrainedOn:
         hashes = {name: hash_ids(split) for name, split in seen.items()}
         known = {name: x.sort().values for name, x in hashes.items() if x is not None}
         numbered = any(split.provenance.numbered for split in seen.values())
-        types = splits["train"].provenance.label_types if "train" in splits else {}
-        return cls(
-            settings=settings, ids=known, numbered=numbered, results=results, label_types=types
-        )
+        came_as = splits["train"].provenance.types if "train" in splits else {}
+        types = {name: kind for name, kind in came_as.items() if name != "id"}
+        return cls(settings=settings, ids=known, numbered=numbered, results=results, types=types)
 
     def without_folders(self) -> TrainedOn:
         """Return the same with paths of this machine cut to their last part, for others to read."""
@@ -92,8 +93,8 @@ class TrainedOn:
             metadata = {"data": json.dumps(dict(self.settings), default=str)}
             if self.numbered:
                 metadata["hashes"] = CONTENTS
-            if self.label_types:
-                metadata["label_types"] = json.dumps(dict(self.label_types))
+            if self.types:
+                metadata["types"] = json.dumps(dict(self.types))
             if self.results is not None:
                 metadata["results"] = json.dumps(asdict(self.results))
             save_file(dict(self.ids), str(partial), metadata)
@@ -111,18 +112,36 @@ class TrainedOn:
                 metadata = file.metadata()
                 settings, results = json.loads(metadata["data"]), metadata.get("results")
                 numbered = metadata.get("hashes") == CONTENTS
-                types = json.loads(metadata.get("label_types", "{}"))
+                types = json.loads(metadata.get("types", "{}"))
                 ids = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if not isinstance(settings, dict) or not {*ids} <= {*SPLITS}:
                 raise ValueError("it must hold settings of data, and ids of train and val")
-            if not isinstance(types, dict) or not {*types.values()} <= {"bool", "int", "float"}:
-                raise ValueError("labels are bool, int or float")
+            if not {str(x).removeprefix(MANY_OF) for x in dict(types).values()} <= {*TYPES}:
+                raise ValueError(f"types of labels are {', '.join(TYPES)}, and lists of them")
             if any(x.ndim != 1 or x.dtype != torch.int64 for x in ids.values()):
                 raise ValueError("ids must be int64, of one dimension")
             known = None if results is None else TypeAdapter(RunResults).validate_json(results)
         except Exception as error:
             raise FusionZooError(f"{folder / NAME} cannot be read: {one_line(error)}") from error
-        return cls(settings=settings, ids=ids, numbered=numbered, results=known, label_types=types)
+        return cls(settings=settings, ids=ids, numbered=numbered, results=known, types=types)
+
+
+def as_trained(answer: Any, types: Mapping[str, str]) -> Any:
+    """Return what `model.decode` answers of a sample, with labels of the types that they had in the
+    training data; of a single target the answer alone, whatever its column is called."""
+    by_target = answer if isinstance(answer, dict) else {"target": answer}
+    typed = {name: _as_trained(x, types.get(name, "")) for name, x in by_target.items()}
+    return typed if len(typed) > 1 else typed[next(iter(typed))]
+
+
+def _as_trained(answer: Any, kind: str) -> Any:
+    read = TYPES[kind.removeprefix(MANY_OF)]
+    if not isinstance(answer, Prediction | Labels):
+        return answer
+    shares = {read(label): share for label, share in answer.probabilities.items()}
+    if isinstance(answer, Labels):
+        return Labels([read(label) for label in answer.labels], shares)
+    return Prediction(read(answer.label), answer.probability, shares)
 
 
 def _public(value: Any) -> Any:

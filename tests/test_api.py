@@ -513,16 +513,15 @@ def test_other_targets_are_measured_and_predicted(
     table = fz.predict(run, path, num_workers=0)
     assert table.column_names == ["id", *columns, "present_text"]
     answers = run.model.predict([{"text": row["text"]} for row in rows])
-    ages = [answer["age"] for answer in answers if "age" in answer]
-    tags = [";".join(answer["tags"].labels) for answer in answers if "tags" in answer]
-    words = [answer["target"].label for answer in answers if "target" in answer]
-    for name, values in {"age": ages, "tags": tags, "target": words}.items():
-        if name in targets:
-            column = "label" if len(targets) == 1 else f"{name}.label"
-            found = table[column].to_pylist()
-            assert found == (pytest.approx(values, abs=1e-4) if name == "age" else values)
+    for name in targets:  # of a single target the answer is no dict
+        values = answers if len(targets) == 1 else [answer[name] for answer in answers]
+        if name != "age":
+            values = [";".join(x.labels) if name == "tags" else x.label for x in values]
+        found = table["label" if len(targets) == 1 else f"{name}.label"].to_pylist()
+        assert found == (pytest.approx(values, abs=1e-4) if name == "age" else values)
 
 
+NUMBERS = ("int", "bool", "float", "category of int")
 LABELS = {
     "int": [-1, 1],
     "bool": [False, True],
@@ -549,6 +548,50 @@ def test_labels_leave_in_the_type_in_which_they_came(
     answers = fz.predict(tmp_path / "r", known, num_workers=0, device="cpu")
     assert set(answers["label"]) <= set(known["y"])
     assert answers["label"].dtype.kind == pd.Series(known["y"].tolist()).dtype.kind
+    single = fz.load(tmp_path / "r").predict([{"x": 9.0}])[0]
+    assert type(single.label) is type(answers["label"].iloc[0].tolist() if kind in NUMBERS else "")
+    assert single.probabilities[single.label] == single.probability
+
+
+def test_a_text_file_has_the_types_that_pandas_reads_from_it(tmp_path: Path) -> None:
+    rows = [{"key": n, "x": 9.0 * (n % 2), "y": n % 2, "zip": f"0{n}"} for n in range(60)]
+    frame = pd.DataFrame(rows).iloc[::-1]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    encoder = {"tabular": {"name": "tabular/mlp", "dim": 8}}
+    settings = {**QUICK, "epochs": 1, "fusion": "mean", "encoders": encoder}
+    ask: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+    for key, ids in (("key", range(60)), ("zip", frame["zip"])):
+        names = {"columns": {"id": key}, "kinds": {"zip": "none", "key": "none"}}
+        run = fz.train(tmp_path / "t.csv", target="y", **settings, **names, out=tmp_path / key)
+        answers = fz.predict(run, tmp_path / "t.csv", **ask).to_pandas()
+        assert answers["label"].dtype == "int64"
+        assert set(answers[key]) == set(ids)
+        frame.merge(answers, on=key, validate="one_to_one")  # refuses another type
+
+
+def test_a_split_of_a_frame_is_answered_with_its_part_of_the_index(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [0.0, 9.0] * 30, "y": ["a", "b"] * 30})
+    frame.index = pd.Index([f"r{n}" for n in range(60)][::-1], name="row")
+    encoder = {"tabular": {"name": "tabular/mlp", "dim": 8}}
+    run = fz.train(
+        frame, target="y", **{**QUICK, "epochs": 1}, encoders=encoder, out=tmp_path / "r"
+    )
+    ask: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+    whole, part = fz.predict(run, frame, **ask), fz.predict(run, frame, split="test", **ask)
+    assert 0 < len(part) < len(whole)
+    pd.testing.assert_frame_equal(part, whole.loc[part.index])
+
+
+def test_lists_of_labels_leave_as_lists(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [0.0, 9.0] * 30, "y": [[1, 20], [3]] * 30})
+    encoder = {"tabular": {"name": "tabular/mlp", "dim": 8}}
+    settings = {**QUICK, "epochs": 20, "lr": 0.01, "fusion": "mean", "encoders": encoder}
+    run = fz.train(frame, target="y", **settings, out=tmp_path / "r")
+    ask: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
+    assert [*map(list, fz.predict(run, frame, **ask)["label"][:2])] == [[1, 20], [3]]
+    assert run.model.predict([{"x": 9.0}])[0].labels == [3]
+    fz.predict(run, frame, **ask, out=tmp_path / "p.csv")
+    assert pd.read_csv(tmp_path / "p.csv")["label"].tolist()[:2] == ["1;20", "3"]
 
 
 # ---- embed

@@ -59,6 +59,7 @@ class Columns:
         self.source, self.table, self.roles, self.settings = source, table, roles, settings
         self.row_numbers = loaded.provenance.row_numbers or RowNumbers()
         self.missing_words = settings.missing_words(loaded.has_nulls)
+        self.from_text = not loaded.has_nulls  # whether the source tells no number from its text
         self.row_ids = np.arange(len(table))  # positions of the rows before empty ones were dropped
         self.used: set[int] = set()
         self.missing: dict[str, Counter[str]] = {}  # column -> words that were read as missing

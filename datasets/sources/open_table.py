@@ -19,7 +19,7 @@ from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
-from ..tables.provenance import Loaded, Provenance, RowNumbers
+from ..tables.provenance import MANY_OF, Loaded, Provenance, RowNumbers
 from ..tables.splits import (
     SPLITS,
     class_columns,
@@ -53,6 +53,7 @@ from .media_columns import (
 )
 from .table_settings import Roles, TableSettings
 
+WHOLE, TRUTH = r"^(0|-?[1-9][0-9]{0,17})$", r"^([Tt]rue|[Ff]alse|TRUE|FALSE)$"
 TIME = "time_column"  # role of the column by whose times splits are made
 WEIGHT = "weight_column"  # role of the column that says how much each row counts
 SCALAR_TYPES = (
@@ -394,10 +395,10 @@ def _read_columns(
             for name in ("target", *labels)
             if name in table and (words := note_of_missing(table, [table.name(name)]))
         },
-        label_types={
+        types={
             name: kind
-            for name in ("target", *labels)
-            if name in table and (kind := _type_of(table.table.column(table.position(name)).type))
+            for name in ("id", "target", *labels)
+            if name in table and (kind := _type_of(table, name, columns[name]))
         },
         numbered="id" not in table,
         repeated_ids=repeated,
@@ -411,12 +412,21 @@ def _read_columns(
     return pa.table({**other_columns(table, columns), **columns}), names, provenance
 
 
-def _type_of(kind: pa.DataType) -> str:
-    """Return what labels of an Arrow type were before they are read as text; nothing of text."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_boolean(kind):
-        return "bool"
-    return "int" if pa.types.is_integer(kind) else "float" if pa.types.is_floating(kind) else ""
+def _type_of(table: Columns, role: str, cells: ArrowColumn) -> str:
+    """Return what ids or labels were before they became the text `cells`; nothing of text. Whole
+    numbers and truth values of a text file are those that pandas would read."""
+    kind = table.table.column(table.position(role)).type
+    is_many = is_list(kind)
+    while is_list(kind) or pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    names = {"bool": pa.types.is_boolean, "int": pa.types.is_integer, "float": pa.types.is_floating}
+    name = next((name for name, is_type in names.items() if is_type(kind)), "")
+    if not name and table.from_text:
+        distinct = cells.unique().drop_null()
+        for written, of_text in ((WHOLE, "int"), (TRUTH, "bool")):
+            if len(distinct) and pc.all(pc.match_substring_regex(distinct, written)).as_py():
+                name = of_text
+    return f"{MANY_OF}{name}" if is_many else name
 
 
 def _read_weights(

@@ -24,6 +24,11 @@ MEDIA = {"Image": "image", "Audio": "audio"}  # features of Hugging Face -> kind
 SPLIT_RULE = "the keys of the DatasetDict"  # of a data set of Hugging Face
 INDEX = "index"  # key in it of the column of a DataFrame's index
 TARGET = "target"  # key in it of the column of labels
+TYPES: dict[str, Callable[[str], Any]] = {  # how ids and labels are written -> as they came
+    **{"": str, "int": int, "float": float},
+    "bool": lambda word: word.lower() == "true",
+}
+MANY_OF = "list of "  # before one of these: of cells that are lists
 UNNAMED = "__index_level_0__"  # that column, as pandas calls it
 
 
@@ -92,7 +97,7 @@ class Provenance:
     reading: tuple[str, ...] = ()  # how the file was read, where that is not what it usually is
     missing: str = ""  # words in cells that were read as missing, with their counts
     missing_labels: Mapping[str, str] = field(default_factory=dict)  # column -> such words in it
-    label_types: Mapping[str, str] = field(default_factory=dict)  # column -> bool, int or float
+    types: Mapping[str, str] = field(default_factory=dict)  # id, target or column -> `TYPES`
     joined: str = ""  # which of the joined sources have how many rows
     numbered: bool = False  # whether ids are the rows' numbers, for want of a column
     id_column: str = "id"  # the name of the ids' column in the user's table

@@ -705,7 +705,7 @@ def test_every_function_takes_data_in_memory(tmp_path: Path) -> None:
     predicted = [fz.predict(run.model, data, **settings) for data in (table, plain, pictures)]
     assert predicted[0] == predicted[1]
     assert [row["id"] for row in predicted[0]] == [row["id"] for row in table]
-    assert predicted[2]["weight"].to_pylist()[:2] == ["0", "0.5"]
+    assert predicted[2]["weight"].to_pylist()[:2] == [0.0, 0.5]
     path = fz.embed(run.model, iter(table), out=tmp_path / "e.parquet", **settings)
     assert sorted(pq.read_table(path)["id"].to_pylist()) == sorted(row["id"] for row in table)
 

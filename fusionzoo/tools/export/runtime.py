@@ -278,7 +278,8 @@ def predict(cfg: PredictConfig) -> Path | pa.Table:
         )
         for batch in progress_bar(loader, desc="predict", unit="batch"):
             answers = model.decode(model.answer(batch)["logits"], batch.ids)
-            table = prediction_table(batch, answers, list(model.modalities))
+            types = {"id": dataset.provenance.types.get("id", "")}
+            table = prediction_table(batch, answers, list(model.modalities), types)
             yield with_name_of_ids(table, dataset.provenance.id_column)
 
     return write_tables(cfg, tables())

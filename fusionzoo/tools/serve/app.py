@@ -29,6 +29,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction, check_finite
 from fusionzoo.tools.search.query import FUSED, choose_column, query_vector
 from fusionzoo.tools.search.search import Searcher
+from fusionzoo.trained_on import as_trained
 from fusionzoo.version import __version__
 
 from .intake import MEDIA, Body, BodyBudget, RefusedRequest, RequestLimits, raw_sample
@@ -228,7 +229,8 @@ class Service:
         shares = (
             {"weights": answer.weights} if request.query_params.get("weights") == "true" else {}
         )
-        return self._answered({**_prediction(answer.prediction), **shares}, values)
+        typed = as_trained(answer.prediction, self.model.types_of_labels)
+        return self._answered({**_prediction(typed), **shares}, values)
 
     async def embed(self, request: Request) -> Response:
         """Return a sample's vectors: `?columns=fused,text`, by default `fused`."""
