@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fusionzoo.errors import FusionZooError, check_known, check_number, did_you_mean, value_named
+from fusionzoo.errors import (
+    FusionZooError,
+    check_known,
+    check_number,
+    did_you_mean,
+    list_names,
+    value_named,
+)
 from fusionzoo.structures import Sample
 from fusionzoo.targets import Target
 
@@ -60,6 +67,7 @@ from .tables.table import (
 )
 from .tables.tabular import learn_columns
 
+SHOWN = 9  # splits in a message: more of them are none
 DEFAULT_ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
     "image": {"name": "timm/resnet18"},
     "text": {"name": "hf/sentence-transformers/all-MiniLM-L6-v2"},
@@ -317,10 +325,11 @@ class PairedDataset(Dataset[Sample | None]):
     def split(self, name: str) -> PairedDataset:
         """Return the samples of one split."""
         if not len(chosen := rows_equal_to(self.chosen("split"), name)):
-            counts = ", ".join(f"{key} ({count})" for key, count in self.splits.items())
+            counts = [f"{key:.40} ({count})" for key, count in self.splits.items()]
+            advice = "; if column 'split' is an input, --data.kinds.split says what it holds"
             raise FusionZooError(
                 f"{self.source}: split {name!r} is empty.{did_you_mean(name, self.splits)}"
-                f" It has: {counts}"
+                f" It has: {list_names(counts[:SHOWN])}{advice if len(counts) > SHOWN else ''}"
             )
         return self.subset(chosen)
 

@@ -459,16 +459,27 @@ def label_word(label: str | float) -> str:
 
 
 def read_list(cell: str) -> list[Any] | None:
-    """Return the entries of a list in brackets, as JSON, Python and NumPy write it; None: no list.
+    """Return the entries of a list in brackets, as JSON, Python and NumPy write it, or of Python's
+    set; None: it is neither.
 
     >>> read_list('["a", "b"]'), read_list("['a' 'b']"), read_list("[1 0 1]"), read_list("a;b")
     (['a', 'b'], ['a', 'b'], [1, 0, 1], None)
+    >>> read_list("{'b', 'a'}"), read_list("set()"), read_list("{a: b}")
+    (['a', 'b'], [], None)
     """
     cell = cell.strip()
+    if cell == "set()":
+        return []
+    if cell[:1] == "{":
+        try:
+            entries = ast.literal_eval(cell)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return None
+        return sorted(entries, key=str) if isinstance(entries, set) else None
     if len(cell) < 2 or cell[0] != "[" or cell[-1] != "]":
         return None
     try:
-        entries: list[Any] = json.loads(cell)
+        entries = json.loads(cell)
     except (ValueError, RecursionError):
         entries = _printed_entries(NUMPY_SCALAR.sub(r"\1", cell[1:-1]).strip())
     return entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from ..sources.infer import (
     ID,
     OTHER,
     ColumnFinding,
+    find_arrays,
     find_column,
     is_group_name,
     is_plain,
@@ -351,8 +353,12 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
             problem = f"{done.source} has no column {name!r} for --data.kinds"
             check_known(name, table.column_names, problem)
     free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
+    assert done.loaded is not None
+    objects = done.loaded.memory
     findings = [
-        find_column(name, table[name], missing_words(chosen, done.loaded))
+        find_arrays(name, objects[name])
+        if name in objects
+        else find_column(name, table[name], missing_words(chosen, done.loaded))
         for name in free
         if fold(name) not in kinds or is_cell_kind(kinds[fold(name)])
     ]
@@ -363,6 +369,8 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     findings = [_as_told(finding, kinds, table) for finding in findings]
     findings, group = _with_group(findings, chosen, done)
     chosen = _explicit(chosen, findings, group, done)
+    if len(free) == len(findings) and not {*map(fold, table.column_names)} & {*KINDS}:
+        _check_inputs(chosen, findings, done)
     warnings = list(_warnings(findings, table, done.target_kinds))
     by_name = {finding.name: finding for finding in findings}
     rows = [*_target_rows(done)]
@@ -374,18 +382,34 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
     return replace(done, settings=chosen, rows=tuple(rows), notes=(*done.notes, *warnings))
 
 
+def _check_inputs(
+    settings: Mapping[str, Any], findings: Sequence[ColumnFinding], done: Completed
+) -> None:
+    """Raise an error that says why each column is left out, if none is an input."""
+    assert done.loaded is not None
+    inputs = {role for role in settings["columns"] if role not in ROLES}
+    if inputs or done.loaded.kinds or "join" in settings or not findings:
+        return
+    reasons = "; ".join(f"{x.name} ({_row(x)[1]}: {x.about})" for x in findings[:MANY])
+    flag = f"--data.kinds.{shlex.quote(findings[0].name)}"
+    raise FusionZooError(
+        f"{done.source} has no column to learn from: {reasons}; {flag} says what one holds instead"
+    )
+
+
 def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence[str]) -> set[str]:
     """Return the columns, folded, whose use is known by their names or by the user."""
     assert loaded is not None
     declared = read_declared(loaded.table, loaded.source)
     names = {*ROLES, "group", *KINDS, *EDGES, *declared.kinds, declared.index}
-    names |= {*loaded.kinds, *loaded.memory, *targets}
+    names |= {*loaded.kinds, *targets}
     for word in (*(settings.get(x) for x in SINGLE), settings.get("on", "id")):
         names |= {word} if isinstance(word, str) else set()
     names |= {f"{kind}_{edge}" for kind in ("image", "audio") for edge in EDGES}
     cell_kinds = {
         fold(name) for name, kind in (settings.get("kinds") or {}).items() if is_cell_kind(kind)
     }
+    names -= {"split"} & cell_kinds
     return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
 
 

@@ -40,7 +40,7 @@ COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
 NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold numbers
 
 
-LIST = r"^\s*\[[\s\S]*\]\s*$"
+LIST = r"^\s*(\[[\s\S]*\]|\{[\s\S]*\}|set\(\))\s*$"  # or a set
 TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMBER_LISTS = pa.float64()
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata

@@ -135,9 +135,11 @@ def column_cells(values: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a Python number for one of NumPy or PyTorch, and text for a UUID."""
+    """Return a Python number for one of NumPy or PyTorch, text for a UUID, a list for a set."""
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)
     is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and not value.ndim)
     return value.item() if is_number else value
 
@@ -306,7 +308,7 @@ def _read_frame(frame: Any, source: str) -> Loaded:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not frame.columns.is_unique:
             raise FusionZooError(f"{source} has two columns of one name: rename one") from error
-    index = pa.Table.from_pandas(frame[[]], preserve_index=True)
+    index = pa.Table.from_pandas(frame[[]])
     levels = dict(zip(index.column_names, index.columns, strict=True))
     loaded = read_columns({**{str(x): frame[x] for x in frame.columns}, **levels}, source)
     table = mark_index(loaded.table.replace_schema_metadata(index.schema.metadata))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import decimal_hint, read_list
 
-from ..media.arrays import find_item
+from ..media.arrays import DIMENSIONS, find_item
 from ..media.formats import SUFFIXES, VIDEOS
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
@@ -34,6 +34,7 @@ from .cell_kinds import (
 from .columns import TEXT_TYPES
 from .table_settings import NA
 
+VECTOR = "vector"
 ARRAY = "array"  # files of arrays, whose dimensions tell whether they are vectors or sequences
 ID, EMPTY, CONSTANT, OTHER, GROUP, TARGET = "id", "empty", "constant", "other", "group", "target"
 LEFT_OUT = (ID, EMPTY, CONSTANT, OTHER, NONE)
@@ -113,6 +114,43 @@ def is_plain(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
 
 
+def find_arrays(name: str, values: Iterable[Any]) -> ColumnFinding:
+    """Return what arrays or tensors in cells are: vectors of one width, or sequences of them."""
+    arrays = [value for value in values if value is not None]
+    if not all(hasattr(array, "shape") and hasattr(array, "dtype") for array in arrays):
+        return ColumnFinding(
+            name, OTHER, f"{type(arrays[0]).__name__} (--data.kinds names its kind)"
+        )
+    shapes = {tuple(array.shape) for array in arrays}
+    return _of_dimensions(name, {len(shape) for shape in shapes}, {shape[-1:] for shape in shapes})
+
+
+def _of_lists(name: str, column: ArrowColumn) -> ColumnFinding | None:
+    """Return what lists of numbers in cells are; None: they hold something else."""
+    num_dimensions, kind = 0, column.type
+    while is_list(kind):
+        num_dimensions, kind = num_dimensions + 1, kind.value_type
+    if not num_dimensions or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    for _ in range(num_dimensions - 1):
+        column = pc.list_flatten(column)
+    widths = pc.list_value_length(column).drop_null().unique().to_pylist()
+    return _of_dimensions(name, {num_dimensions}, {(width,) for width in widths})
+
+
+def _of_dimensions(name: str, dimensions: set[int], widths: set[tuple[int, ...]]) -> ColumnFinding:
+    kind = next((x for x, number in DIMENSIONS.items() if dimensions == {number}), OTHER)
+    if not widths:
+        return ColumnFinding(name, EMPTY, "no cell has a value")
+    if kind == OTHER or len(widths) > 1:
+        low, high = min(widths), max(widths)
+        about = "arrays" if kind == OTHER else f"{low[0]:,} to {high[0]:,} numbers"
+        return ColumnFinding(name, OTHER, f"{about}: of one length they are vectors")
+    return ColumnFinding(
+        name, kind, f"{next(iter(widths))[0]:,} numbers" + " a step" * (kind != VECTOR)
+    )
+
+
 def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -> ColumnFinding:
     """Return what a column holds."""
     kind = column.type
@@ -120,6 +158,8 @@ def find_column(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
         return _category(name, read_cells_of(column, missing))
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
         return _date(name, read_cells_of(column.cast(pa.string()), missing), "iso")
+    if lists := _of_lists(name, column):
+        return lists
     if not is_plain(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
         return ColumnFinding(name, OTHER, f"{kind} (--data.kinds names its kind)")
     cells = read_cells_of(column, missing)

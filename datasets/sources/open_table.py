@@ -30,7 +30,7 @@ from ..tables.splits import (
 )
 from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
-from .cell_kinds import order_of, read_moments
+from .cell_kinds import NONE, order_of, read_moments
 from .columns import (
     TEXT_TYPES,
     Columns,
@@ -72,6 +72,11 @@ def gather(
     """Return a table in which every modality has one column."""
     if "group" in {*columns, *kinds, *(settings.arrays or {})}:
         raise FusionZooError(f"{loaded.source}: a group is no modality: --data.group_column")
+    for name in {*ROLES} & {*kinds}:
+        raise FusionZooError(
+            f"{loaded.source}: {name} is no modality: --data.columns.NAME {name} reads its"
+            " column as one of another name"
+        )
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
     if settings.group_column is not None:
         roles["group"] = settings.group_column
@@ -208,16 +213,21 @@ class SplitColumn(NamedTuple):
     shares: tuple[float, ...] | None  # of splits made by hash
 
 
-def read_splits(table: Columns, columns: Mapping[str, ArrowColumn]) -> SplitColumn:
-    """Return the splits of the column `split`; without one, made by a column of times, or by a hash
-    of the group or id.
+def read_splits(
+    table: Columns, columns: Mapping[str, ArrowColumn], modalities: Collection[str]
+) -> SplitColumn:
+    """Return the splits of the column `split`, unless it is one of `modalities` or left out;
+    without one, made by a column of times, or by a hash of the group or id.
 
     `columns` has the ids, groups and labels. Splits by hash have every class in each split where
     that is possible, see `make_splits`.
     """
-    if "split" in table and TIME in table.roles:
+    inputs = {table.position(name) for name in modalities}
+    is_left_out = table.settings.cell_kinds.get("split") == NONE
+    has_splits = "split" in table and table.position("split") not in inputs and not is_left_out
+    if has_splits and TIME in table.roles:
         raise FusionZooError(f"{table.source} has splits: leave out --data.time_column")
-    if "split" in table:
+    if has_splits:
         return SplitColumn(*_read_column(table, columns["id"]), None)
     key = "group" if "group" in columns else "id"
     if TIME in table.roles:
@@ -376,7 +386,7 @@ def _read_columns(
     groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
-    splits = read_splits(table, columns)
+    splits = read_splits(table, columns, names)
     taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
     edges, segment_notes = read_segments(table, names, values, segments, taken)
     columns |= {"split": splits.column, **edges, **values}

@@ -6,9 +6,11 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 import fusionzoo
 from fusionzoo.datasets.opening.as_trained import complete_for_model
@@ -87,9 +89,71 @@ def test_a_target_in_a_unit_is_read_as_its_numbers(
     assert values.tolist() == pytest.approx(targets, rel=1e-5)
 
 
+VECTORS = np.arange(2.0 * N).reshape(N, 2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (VECTORS.tolist(), "vector"),
+        ([*VECTORS], "vector"),
+        ([None, *VECTORS.tolist()[1:]], "vector"),
+        ([*torch.tensor(VECTORS)], "vector"),
+        ([[x] * (1 + n % 2) for n, x in enumerate(VECTORS.tolist())], "sequence"),
+        ([np.tile(x, (1 + n % 2, 1)) for n, x in enumerate(VECTORS)], "sequence"),
+    ],
+    ids=["lists", "arrays", "one missing", "tensors", "lists of lists", "matrices"],
+)
+def test_lists_of_numbers_and_arrays_are_vectors_and_sequences(cells: Any, kind: str) -> None:
+    rows = {"age": [n % 9 for n in range(N)], "y": ["a", "b"] * (N // 2)}
+    frame = pd.DataFrame({**rows, "numbers": pd.Series(list(cells), dtype=object)})
+    items = [
+        {**row, "numbers": cell} for row, cell in zip(frame.to_dict("records"), cells, strict=True)
+    ]
+    for source in (frame, items):
+        data = fusionzoo.create_dataset(source, target="y")
+        assert data.modalities == {"tabular": "tabular", kind: kind}
+        value = data[1].values[kind]  # type: ignore[union-attr]
+        assert np.asarray(value).reshape(-1, 2)[0].tolist() == VECTORS[1].tolist()
+    with pytest.raises(FusionZooError, match="left out: 2 to 3 numbers: of one length"):
+        fusionzoo.create_dataset(
+            [{"numbers": [1.0] * (2 + n % 2), "y": n % 2} for n in range(N)], target="y"
+        )
+
+
+def test_a_column_called_split_may_be_an_input() -> None:
+    rows = {
+        "split": [n / 7 for n in range(N)],
+        "age": [n % 9 for n in range(N)],
+        "y": [0, 1] * (N // 2),
+    }
+    with pytest.raises(FusionZooError, match="if column 'split' is an input"):
+        fusionzoo.create_dataset(rows, target="y").split("train")
+    for settings in ({"kinds": {"split": "number"}}, {"columns": {"tabular": ["split", "age"]}}):
+        data = fusionzoo.create_dataset(rows, target="y", **settings)
+        assert [*data[0].values["tabular"]] == ["split", "age"]  # type: ignore[union-attr]
+        assert {*data.splits} == {"train", "val", "test"}
+    assert (
+        "split"
+        not in fusionzoo.create_dataset(rows, target="y", kinds={"split": "none"})[0].values[
+            "tabular"
+        ]
+    )  # type: ignore[union-attr]
+    with pytest.raises(FusionZooError, match="split is no modality"):
+        fusionzoo.create_dataset(rows, target="y", kinds={"split": "text"})
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, lambda x: str({*x}) if x else "set()"])
+def test_sets_of_labels_are_lists(kind: Any) -> None:
+    rows = [{"age": n % 9, "y": kind(["b", "a"][: n % 3])} for n in range(N)]
+    data = fusionzoo.create_dataset(rows, target="y")
+    assert data.scheme is not None and data.scheme[0].kind == "multilabel"
+    assert [[*x] for x in data.targets[:3].tolist()] == [[0, 0], [0, 1], [1, 1]]
+
+
 @pytest.mark.parametrize("kind", ["list", "struct", "binary"])
 def test_columns_that_no_text_can_hold_are_named_with_the_columns_kept(kind: str) -> None:
-    odd = {"list": [[n] for n in range(N)], "struct": [{"a": n} for n in range(N)]}
+    odd = {"list": [[0] * (1 + n % 3) for n in range(N)], "struct": [{"a": n} for n in range(N)]}
     cells = odd.get(kind, [b"\xff%d" % n for n in range(N)])
     done = complete({"name": "manifest", "root": table().append_column("odd", [cells])}, "klasse")
     assert ("odd", "left out") in [row[:2] for row in done.rows]
