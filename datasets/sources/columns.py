@@ -389,6 +389,8 @@ def _refuse_labels(
 ) -> None:
     """Raise an error if a column of a tabular modality is an id, a split, a label or a weight."""
     roles = {fold(plain.get(role, role)): role for role in ("id", "split", "target")}
+    if "split" in table.settings.cell_kinds:
+        roles.pop(fold(plain.get("split", "split")), None)
     roles |= {fold(plain.get(name, name)): "target" for name in table.settings.targets or ()}
     if table.settings.weight_column is not None:
         roles[fold(table.settings.weight_column)] = "weight (--data.weight_column)"

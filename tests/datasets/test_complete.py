@@ -127,9 +127,10 @@ def test_a_column_called_split_may_be_an_input() -> None:
         "age": [n % 9 for n in range(N)],
         "y": [0, 1] * (N // 2),
     }
+    number: dict[str, Any] = {"kinds": {"split": "number"}}
     with pytest.raises(FusionZooError, match="if column 'split' is an input"):
         fusionzoo.create_dataset(rows, target="y").split("train")
-    for settings in ({"kinds": {"split": "number"}}, {"columns": {"tabular": ["split", "age"]}}):
+    for settings in (number, {**number, "columns": {"tabular": ["split", "age"]}}):
         data = fusionzoo.create_dataset(rows, target="y", **settings)
         assert [*data[0].values["tabular"]] == ["split", "age"]  # type: ignore[union-attr]
         assert {*data.splits} == {"train", "val", "test"}
