@@ -147,7 +147,7 @@ def _open(
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
-    bench = with_predictions(bench, dataset.ids, names)
+    bench = with_predictions(bench, dataset.ids, names, dataset.provenance.id_column)
     bench = with_subgroups(bench, dataset)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
