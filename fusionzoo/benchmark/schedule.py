@@ -595,6 +595,8 @@ def _guarded(work: Callable[[], None]) -> str | None:
     """Do the work; return the message of an error, which the report shows: the others go on."""
     try:
         work()
+    except OutOfTimeError:
+        raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
