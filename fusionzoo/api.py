@@ -115,7 +115,8 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     `p_<class>`, `present_<modality>`. Returns the path `out` (.parquet or .csv); without `out` of a
     DataFrame a DataFrame with its index, of a list of dicts a list of dicts, else a
     `pyarrow.Table`. `coverage=0.9` adds a column `set`, or `lower` and
-    `upper` of numbers and levels: it holds the truth for 90 % of new samples. Further
+    `upper` of numbers and levels: it holds the truth for 90 % of new samples. A column
+    `seen_in_training` marks samples that training or validation read, if there are any. Further
     settings: `split` ("all" by default), `batch_size`, `num_workers`, `device`.
     """
     from fusionzoo.inference import open_to_predict, prediction_tables, write_tables

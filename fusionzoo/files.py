@@ -10,8 +10,8 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -219,6 +219,15 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, as UTF-8."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """Write files by name, texts as UTF-8: all, or after an error such as a full disk none."""
+    with ExitStack() as stack:
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            content = content if isinstance(content, bytes) else content.encode()
+            stack.enter_context(replacing(folder / name)).write_bytes(content)
 
 
 def write_json(path: Path, value: Any) -> None:

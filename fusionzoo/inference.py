@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial as bind
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ from fusionzoo.structures import (
     evaluating,
 )
 from fusionzoo.targets import OneOf, join_words, label_word
-from fusionzoo.trained_on import TrainedOn, as_trained, count_seen
+from fusionzoo.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
 from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers
@@ -70,7 +71,6 @@ STRANGE: dict[type[Column], str] = {
     Categories: "categories that the model was not trained on",
     Numbers: "numbers far outside of the range that the model was trained on",
 }
-SEEN = "seen_in_training"  # key of the numbers of samples whose ids training read, by split
 
 
 def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
@@ -502,7 +502,8 @@ def predict(
     """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
 
     Ids have the name of their column in the user's table, and `id` where there is none. Ids and
-    labels have the types that they have in the tables asked about and trained on.
+    labels have the types that they have in the tables asked about and trained on. A column
+    `seen_in_training` marks samples that training or validation read, if it is known of some.
 
     With `cfg.coverage` also `set`, or `lower` and `upper` of numbers and levels, which hold the
     truth with that chance. Rows stand in the order of the data. Several targets have columns
@@ -583,18 +584,29 @@ def prediction_tables(
     """Yield a table of predictions for each batch."""
     repeated = dataset.provenance.repeated_ids or {}
     types = {**model.types_of_labels, "id": dataset.provenance.types.get("id", "")}
+    seen = _ids_seen(model, dataset)
     for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
         logits = model.calibrated_logits(features)
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
         answers = model.decode(logits, named.ids)
         table = prediction_table(named, answers, list(model.modalities), types)
         table = with_name_of_ids(table, dataset.provenance.id_column)
+        columns: dict[str, list[Any]] = {}
         if cfg.coverage is not None and model.calibration is not None:
-            regions = model.calibration.regions(model.answer_targets, logits, cfg.coverage)
-            for name, values in regions.items():
-                place = table.num_columns - len(model.modalities)  # before `present_<modality>`
-                table = table.add_column(place, name, pa.array(values))
+            columns |= model.calibration.regions(model.answer_targets, logits, cfg.coverage)
+        if seen:
+            columns[SEEN] = [x in seen for x in batch.ids]
+        for name, values in columns.items():
+            place = table.num_columns - len(model.modalities)  # before `present_<modality>`
+            table = table.add_column(place, name, pa.array(values))
         yield table
+
+
+def _ids_seen(model: FusionModel, dataset: PairedDataset) -> set[str]:
+    """Return the ids of the samples that training or validation read, as far as is known."""
+    by_split = seen_rows(model.trained_on, dataset, list(model.modalities)).values()
+    masks = [x.tolist() for x in by_split if x is not None]
+    return {sample_id for mask in masks for sample_id in compress(dataset.ids, mask)}
 
 
 def prediction_table(

@@ -137,15 +137,19 @@ class OneOf(Target):
         return (weights * logits.double().softmax(-1)).sum(0).clamp(min=EDGE).log()
 
     def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return 1 - p of the label's class (Sadinle et al. 2019, arXiv:1609.00451)."""
-        shares = logits.double().softmax(-1)
-        return 1 - shares.gather(-1, labels[:, :1].long())[:, 0]
+        """Return 1 - p of the label's class (Sadinle et al. 2019, arXiv:1609.00451).
+
+        0 of the most probable class, so that every set has it.
+        """
+        return self._misfits(logits).gather(-1, labels[:, :1].long())[:, 0]
 
     def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
-        """Return the classes with 1 - p of at most `limit`, and always the most probable one."""
+        return {"set": named_sets(self.classes, self._misfits(logits) <= limit)}
+
+    @staticmethod
+    def _misfits(logits: Tensor) -> Tensor:
         shares = logits.double().softmax(-1)
-        inside = (1 - shares <= limit) | (shares == shares.amax(-1, keepdim=True))
-        return {"set": named_sets(self.classes, inside)}
+        return (1 - shares).where(shares < shares.amax(-1, keepdim=True), 0.0)
 
 
 class AnyOf(Target):
@@ -313,8 +317,9 @@ class Level(Target):
         return logits.double().sigmoid().cumprod(-1).sum(-1)
 
     def misfit(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the distance of the label's rank from the mean rank."""
-        return (labels[:, 0].double() - self.mean_rank(logits)).abs()
+        """Return the distance of the label's rank from the mean rank; 0 of the nearest rank."""
+        mean, rank = self.mean_rank(logits), labels[:, 0].double()
+        return (rank - mean).abs().where(rank != mean.round(), 0.0)
 
     def region(self, logits: Tensor, limit: float) -> dict[str, list[Any]]:
         """Return the lowest and the highest level near the mean rank, or the nearest one twice."""

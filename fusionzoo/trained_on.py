@@ -25,6 +25,7 @@ from .files import replacing_tensors, without_folders
 from .structures import Labels, Prediction
 
 NAME = "trained_on.safetensors"
+SEEN = "seen_in_training"  # key of counts by split, and column of predictions
 CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbers
 SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
 NO_PATHS = (  # settings whose words are those of the table: a name, a sign, a word for a gap
@@ -155,7 +156,15 @@ def _public(value: Any) -> Any:
 def count_seen(
     trained_on: TrainedOn | None, dataset: PairedDataset, modalities: Sequence[str] | None = None
 ) -> dict[str, int | None]:
-    """Return how many samples have ids of those trained and validated on; None: not known.
+    """Return how many samples are among those trained and validated on; None: not known."""
+    rows = seen_rows(trained_on, dataset, modalities)
+    return {name: None if x is None else int(x.sum()) for name, x in rows.items()}
+
+
+def seen_rows(
+    trained_on: TrainedOn | None, dataset: PairedDataset, modalities: Sequence[str] | None = None
+) -> dict[str, Tensor | None]:
+    """Return which samples have ids of those trained and validated on, (N,); None: not known.
 
     Samples that have but the numbers of their rows are compared by contents, of all `modalities`.
     """
@@ -165,9 +174,7 @@ def count_seen(
     hashes = hash_ids(dataset) if comparable else None
     known = {} if trained_on is None else trained_on.ids
     return {
-        name: int(torch.isin(hashes, known[name]).sum())
-        if name in known and hashes is not None
-        else None
+        name: torch.isin(hashes, known[name]) if name in known and hashes is not None else None
         for name in SPLITS
     }
 

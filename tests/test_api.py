@@ -417,7 +417,7 @@ def test_evaluate_refuses_labels_and_data_that_the_model_does_not_know(text_run:
 def test_predict_returns_a_row_per_sample_in_the_order_of_the_data(text_run: fz.Run) -> None:
     rows = make_rows()
     table = fz.predict(text_run, pa.Table.from_pylist(rows), num_workers=0, batch_size=7)
-    names = ["id", "label", "p_blue", "p_green", "p_red", "present_text"]
+    names = ["id", "label", "p_blue", "p_green", "p_red", "seen_in_training", "present_text"]
     assert table.column_names == names
     assert table["id"].to_pylist() == [row["id"] for row in rows]
     assert all(table["present_text"].to_pylist())
@@ -511,7 +511,7 @@ def test_other_targets_are_measured_and_predicted(
     for name, value in run.metrics["test"].items():
         assert metrics[name] == pytest.approx(value, abs=1e-5, nan_ok=True)
     table = fz.predict(run, path, num_workers=0)
-    assert table.column_names == ["id", *columns, "present_text"]
+    assert table.column_names == ["id", *columns, "seen_in_training", "present_text"]
     answers = run.model.predict([{"text": row["text"]} for row in rows])
     for name in targets:  # of a single target the answer is no dict
         values = answers if len(targets) == 1 else [answer[name] for answer in answers]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.files import replacing, replacing_folder, write_text
+from fusionzoo.files import replacing, replacing_folder, write_files, write_text
 
 
 def test_a_file_is_replaced_by_a_whole_one_or_kept(tmp_path: Path) -> None:
@@ -140,3 +140,14 @@ def test_a_folder_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_text(tmp_path, "text")
     assert tmp_path.is_dir()
+
+
+def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a.txt": "old", "sub/b.bin": b"old"})
+    (tmp_path / "c").mkdir()
+    with pytest.raises(OSError, match="c"):  # no file may take the place of a folder
+        write_files(tmp_path, {"a.txt": "new", "sub/b.bin": b"new", "c": "new"})
+    assert (tmp_path / "a.txt").read_text() == (tmp_path / "sub/b.bin").read_text() == "old"
+    write_files(tmp_path, {"a.txt": "new", "sub/b.bin": b"new"})
+    assert (tmp_path / "a.txt").read_text() == (tmp_path / "sub/b.bin").read_text() == "new"
+    assert sorted(x.name for x in tmp_path.rglob("*")) == ["a.txt", "b.bin", "c", "sub"]

@@ -25,7 +25,7 @@ from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.multitask import targets_of
 
-from .bench import Bench, open_bench, tuning_trials
+from .bench import GOES_ON, Bench, open_bench, tuning_trials
 from .clock import Clock
 from .executors import OutOfTimeError, check_main_module, start_server
 from .fitted.run import obstacle
@@ -97,9 +97,9 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
 
     # ---- report
     whole, figures = answer.whole, answer.shown()
-    clock.save(out)
     figures["leaderboard"] = with_external(figures["leaderboard"], external)
     page.write(whole, figures, clock.laps(), out)
+    clock.save(out)
     return Report.read(out)
 
 
@@ -147,7 +147,7 @@ def _open(
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
-    bench = with_predictions(bench, dataset.ids, names)
+    bench = with_predictions(bench, dataset.ids, names, dataset.provenance.id_column)
     bench = with_subgroups(bench, dataset)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -221,8 +221,13 @@ def _stages(
             whole = summary.summarise(prepared, stage.results)
             clock.lap("statistics")
             stages = () if answer is None else answer.stages
-            if not stage.stopped or any(x.kind in ("single", "fusion") for x in whole.candidates):
+            if any(x.kind in ("single", "fusion") for x in whole.candidates):
                 answer = _Answer(stage, whole, verdict.figures(whole), stages, allowed)
+            elif not stage.stopped:
+                if stage.part:  # other candidates or folds follow
+                    continue
+                name, error = next(iter(whole.failed.items()))
+                raise FusionZooError(f"no candidate could be trained; {name}: {error}")
             elif answer is None:
                 raise _nothing_yet(stage.stopped)
             else:
@@ -236,5 +241,5 @@ def _stages(
 
 def _nothing_yet(stopped: str) -> FusionZooError:
     return FusionZooError(
-        f"stopped by {stopped} before any candidate was trained on a fold: the same command goes on"
+        f"stopped by {stopped} before any candidate was trained on a fold: {GOES_ON}"
     )

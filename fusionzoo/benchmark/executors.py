@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
 from multiprocessing import active_children, current_process, get_context
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
@@ -34,6 +35,9 @@ HEAVY = ("torch", "timm", "sklearn.ensemble")
 OPTIONAL = ("transformers", "torchaudio", "optuna")
 
 _worker_state: dict[str, Any] = {}  # in a worker process: shared by all its pieces
+_deadline: ContextVar[float] = ContextVar(
+    "deadline", default=math.inf
+)  # of a piece in this process
 
 
 class OutOfTimeError(Exception):
@@ -51,7 +55,7 @@ def map_unordered(
     """Call `function(shared, piece)` for each piece; yield (piece, result) as they finish.
 
     At `deadline`, a time of `time.monotonic`, pieces under way are dropped: OutOfTimeError. With
-    `--jobs 1`, in this process alone, the one under way is finished first.
+    `--jobs 1`, in this process alone, the one under way ends at its next `check_time`.
     """
     cores = num_cores()
     jobs = min(cfg.jobs or cores, max(len(pieces), 1))
@@ -86,9 +90,9 @@ def set_up_process(threads: int, plugins: Sequence[str] = ()) -> None:
     load_plugins(plugins)
 
 
-def check_time(deadline: float) -> None:
-    """Raise OutOfTimeError after the deadline."""
-    if _time_left(deadline) == 0:
+def check_time(deadline: float = math.inf) -> None:
+    """Raise OutOfTimeError after the deadline, or after that of the piece of work under way."""
+    if (deadline < math.inf and _time_left(deadline) == 0) or time.monotonic() > _deadline.get():
         raise OutOfTimeError
 
 
@@ -102,7 +106,12 @@ def _map_here(
 ) -> Iterator[tuple[P, R]]:
     for piece in pieces:
         check_time(deadline)
-        yield piece, function(shared, piece)
+        token = _deadline.set(deadline)
+        try:
+            result = function(shared, piece)
+        finally:
+            _deadline.reset(token)
+        yield piece, result
 
 
 def _map_in_processes(

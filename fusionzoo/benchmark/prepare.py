@@ -32,6 +32,7 @@ from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders
 
 from .bench import (
+    GOES_ON,
     Bench,
     Condition,
     Damaged,
@@ -85,7 +86,7 @@ def freeze(
         bar = progress_bar(total=total, desc=desc, unit="epoch", disable=not progress)
         score = pretrain(bench, dataset, frozen, train, val, bar)
         bar.close()
-        run_folder.write({"weights": frozen.state_dict(), "score": score}, path)
+        run_folder.write({"weights": frozen.state_dict(), "score": score}, path, goes_on=GOES_ON)
     frozen.freeze()
     return frozen, TrainedAlone(len(train), score)
 

@@ -20,7 +20,7 @@ from fusionzoo.config import split_name
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import metrics_of
 from fusionzoo.evaluation.robustness import CORRUPTIONS
-from fusionzoo.evaluation.statistics import by_group, weighted
+from fusionzoo.evaluation.statistics import by_group
 from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
@@ -164,7 +164,7 @@ def _best(
         return None
     val = bench.folds[job.fold].val.tolist()
     groups = [bench.groups[row] for row in val] if bench.groups else None
-    gain = by_group(weighted((default - losses[best])[None], _val_weights(bench, job)), groups)[0]
+    gain = by_group((default - losses[best])[None], groups, _val_weights(bench, job))[0]
     error = gain.std(ddof=1) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
     return best if gain.mean() > error else None
 
@@ -595,6 +595,8 @@ def _guarded(work: Callable[[], None]) -> str | None:
     """Do the work; return the message of an error, which the report shows: the others go on."""
     try:
         work()
+    except OutOfTimeError:
+        raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, FusionZooError) else f" ({frame.filename}:{frame.lineno})"
@@ -627,7 +629,7 @@ def _jobs_to_tune(bench: Bench, candidates: Sequence[str], errors: Mapping[str, 
     best = max(scores.values(), key=lambda x: float(np.average(x, weights=of_samples)))
 
     def order(name: str) -> tuple[bool, float]:
-        lag = weighted((best - scores[name])[None], of_samples)[0]
+        lag = by_group((best - scores[name])[None], weights=of_samples)[0]
         far = lag.mean() > FAR * lag.std() / math.sqrt(len(lag))
         return bool(far), float(np.mean([r.facts["seconds"] for r in trained[name]]))
 

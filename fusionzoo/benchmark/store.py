@@ -13,7 +13,7 @@ import numpy as np
 from fusionzoo.files import replacing
 from fusionzoo.training import run_folder
 
-from .bench import Job
+from .bench import GOES_ON, Job
 from .train import Weights
 
 Row = dict[str, Any]  # of results.parquet
@@ -49,7 +49,7 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
     weights = [result.weights for result in results if result.weights is not None]
     if weights:
         path.parent.mkdir(parents=True, exist_ok=True)
-        run_folder.write({"weights": weights}, weights_path(path))
+        run_folder.write({"weights": weights}, weights_path(path), goes_on=GOES_ON)
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
         arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits

@@ -33,6 +33,8 @@ from fusionzoo.training.optim import build_optimizer, param_groups, set_rates
 from fusionzoo.training.schedules import phased
 from fusionzoo.training.trainer import Trainer
 
+from .executors import check_time
+
 ModelInput = Mapping[str, Features] | Batch  # cached features, or a batch for the encoders
 Weights = dict[str, Tensor]
 AROUND = 1  # epochs before and after the best one over which validation losses are averaged
@@ -346,6 +348,7 @@ def _epochs(
         restarts = trainer.begin_epoch(epoch, epoch * steps)
         current_phase = -1
         for number, model_input in enumerate(feed(rows, epoch)):
+            check_time()
             phase, factors = plan(epoch * steps + number, restarts=restarts)
             if phase != current_phase:
                 trainer.train(True, phase)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Groups = Sequence[str] | NDArray[np.str_]  # the group of each item, (N,)
 LEVEL = 0.95  # confidence level of every interval
 RESAMPLES = 2000
 
@@ -79,22 +80,6 @@ def share_interval(share: float, count: int, level: float = LEVEL) -> tuple[floa
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # share is inside but for rounding
 
 
-def weighted(scores: Array, weights: Array | None) -> Array:
-    """Return scores (S, N) whose plain mean is the mean weighted by (N,); None leaves them.
-
-    m + (s - m) w / mean(w), with m the weighted mean of all: Taylor's linearisation of a ratio of
-    sums, so that an interval over items is that of the weighted mean (as of survey data).
-
-    >>> float(weighted(np.array([[1.0, 0.0, 0.0]]), np.array([2.0, 1.0, 1.0])).mean())
-    0.5
-    """
-    if weights is None:
-        return scores
-    factors = weights / weights.mean()
-    mean = (scores * factors).mean()
-    return np.asarray(mean + (scores - mean) * factors, np.float64)
-
-
 def effective_size(weights: Array) -> int:
     """Return how many equal weights tell as much, (sum w)^2 / sum w^2 (Kish 1965), at least 1.
 
@@ -104,28 +89,59 @@ def effective_size(weights: Array) -> int:
     return max(1, round(float(weights.sum() ** 2 / (weights**2).sum())))
 
 
-def by_group(scores: Array, groups: Sequence[str] | None) -> Array:
-    """Return one column per group: (S, N) -> (S, G), with the same mean.
+def by_group(scores: Array, groups: Groups | None = None, weights: Array | None = None) -> Array:
+    """Return one column per group: (S, N) -> (S, G), whose mean is that of all, weighted by (N,).
 
-    A column is the mean plus the sum of its group's deviations from it, times G / N: its variance
-    over groups is the cluster-robust one, whatever the groups' sizes.
+    A column is the mean plus how far the mean moves if the group is left out, times G - 1, less the
+    same constant in all. Its variance over groups is the jackknife's (Bell and McCaffrey 2002; CV3J
+    of MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969), whatever share of the samples a
+    group has. Without groups each sample is one; scores of groups of one sample stay as they are.
+
+    >>> by_group(np.array([[1.0, 0.0, 0.0]]), weights=np.array([2.0, 1.0, 1.0])).mean()
+    0.5
     """
-    if groups is None or len(set(groups)) == len(groups):
+    column, sizes = _group_sizes(scores.shape[1], groups, weights)
+    if weights is None and len(sizes) == len(column):
         return scores
-    _, column = np.unique(np.asarray(groups), return_inverse=True)
-    count, mean = int(column.max()) + 1, scores.mean()
-    sums = np.stack([np.bincount(column, row - mean, count) for row in scores])
-    return np.asarray(mean + sums * count / len(column), np.float64)
+    means = np.average(scores, axis=1, weights=weights)[:, None]
+    counted = sizes > 0
+    if counted.sum() == 1:
+        return means
+    apart = (scores - means) * (1 if weights is None else weights)
+    sums = np.stack([np.bincount(column, row, len(sizes)) for row in apart])[:, counted]
+    moves = sums * (counted.sum() - 1) / (sizes.sum() - sizes[counted])
+    return np.asarray(means + moves - moves.mean(1, keepdims=True), np.float64)
 
 
-def crossed(scores: Array, test_share: float = 0.0, level: float = LEVEL) -> tuple[Interval, float]:
+def _group_sizes(
+    items: int, groups: Groups | None, weights: Array | None
+) -> tuple[NDArray[np.int64], Array]:
+    """Return the number of each item's group, (N,), and how much each group counts, (G,)."""
+    column = np.arange(items)
+    if groups is not None:
+        column = np.unique(np.asarray(groups), return_inverse=True)[1]
+    return column, np.bincount(column, weights).astype(np.float64)
+
+
+def crossed(
+    scores: Array,
+    test_share: float = 0.0,
+    level: float = LEVEL,
+    *,
+    groups: Groups | None = None,
+    weights: Array | None = None,
+) -> tuple[Interval, float]:
     """Return the mean of (S, N) with its interval, and the p-value of "the mean is 0".
+
+    Items are the groups of `by_group`. Of one alone nothing is known: the interval has no ends.
 
     Seeds and items are crossed random effects: the variance of the mean is (MS_items + max(MS_seeds
     - MS_rest, 0)) / SN of the two-way analysis of variance, its degrees of freedom Satterthwaite's,
     as in reader-case studies (Hillis 2007, doi:10.1002/sim.2532). With one seed, only items vary.
     The degrees of freedom count the seeds' term only where MS_seeds exceeds MS_rest: there the
     width has a step, which grows with MS_seeds / MS_items, and last bits of a score may cross it.
+    Items have Kish's `effective_size` of the groups less 1 (Carter, Schnepel and Steigerwald 2017,
+    doi:10.1162/REST_a_00639), and no term or sum has less than 1 degree of freedom.
 
     Where the items were tested in several splits, whose training samples overlap, the variance is
     1 / (1 - rho) times as large, with Nadeau and Bengio's (2003) rho, the share of its samples that
@@ -143,23 +159,27 @@ def crossed(scores: Array, test_share: float = 0.0, level: float = LEVEL) -> tup
     """
     from scipy.stats import t
 
+    alike = effective_size(_group_sizes(scores.shape[1], groups, weights)[1])
+    scores = by_group(scores, groups, weights)
     seeds, items = scores.shape
     mean = float(scores.mean())
+    if items < 2:
+        return Interval(mean, -math.inf, math.inf), 1.0
     by_item, by_seed = scores.mean(0), scores.mean(1)
-    item_square = seeds * float(((by_item - mean) ** 2).sum()) / max(items - 1, 1)
+    item_square = seeds * float(((by_item - mean) ** 2).sum()) / (items - 1)
     seed_square = extra = 0.0
     if seeds > 1:
         seed_square = items * float(((by_seed - mean) ** 2).sum()) / (seeds - 1)
         residual = scores - by_item - by_seed[:, None] + mean
-        rest = float((residual**2).sum()) / ((seeds - 1) * max(items - 1, 1))
+        rest = float((residual**2).sum()) / ((seeds - 1) * (items - 1))
         extra = max(seed_square - rest, 0.0)
     variance = (item_square + extra) / scores.size
     variance /= 1 - test_share
     if variance < 1e-18:  # all scores are equal
         return Interval(mean, mean, mean), 1.0 if abs(mean) < 1e-12 else 0.0
-    spread = item_square**2 / max(items - 1, 1)
+    spread = item_square**2 / max(alike - 1, 1)
     spread += seed_square**2 / (seeds - 1) if extra else 0.0
-    freedom = (item_square + extra) ** 2 / spread
+    freedom = max((item_square + extra) ** 2 / spread, 1.0)
     error = math.sqrt(variance)
     half = float(t.ppf((1 + level) / 2, freedom)) * error
     p = 2 * float(t.sf(abs(mean) / error, freedom))
@@ -170,7 +190,7 @@ def compare(
     a: Array,
     b: Array,
     *,
-    groups: Sequence[str] | None = None,
+    groups: Groups | None = None,
     test_share: float = 0.0,
     resamples: int = RESAMPLES,
     weights: Array | None = None,
@@ -180,12 +200,11 @@ def compare(
     `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
     and the sign-flip permutation test resample items only, with the trained models fixed. `groups`
     (N,) names the items that belong together; `test_share` is that of `crossed`. Items count by
-    their `weights` (N,), see `weighted`; McNemar's test takes none, and is then NaN.
+    their `weights` (N,), see `by_group`; McNemar's test takes none, and is then NaN.
     """
-    gain = weighted(np.asarray(a, np.float64) - np.asarray(b, np.float64), weights)
-    gain = by_group(gain, groups)
-    interval, p = crossed(gain, test_share)
-    by_item = gain.mean(0)
+    gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    interval, p = crossed(gain, test_share, groups=groups, weights=weights)
+    by_item = by_group(gain, groups, weights).mean(0)
     drawn, signs = _resamples(len(by_item), resamples)
     low, high = np.quantile(drawn @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     at_least = int((np.abs(signs @ by_item) >= abs(by_item.sum()) - 1e-9).sum())

@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Interval, by_group, crossed, share_interval, weighted
+from .statistics import LEVEL, Interval, crossed, share_interval
 
 Array = NDArray[np.float64]
 Words = NDArray[np.str_]
@@ -107,7 +107,7 @@ def subgroup_gains(
     intervals = {}
     for name in groups:
         scores, of_group, counts = _part(gains, clustered, weights, names == name)
-        intervals[name] = _clustered(weighted(scores, counts), of_group, level, test_share)
+        intervals[name], _ = crossed(scores, test_share, level, groups=of_group, weights=counts)
     return intervals
 
 
@@ -221,21 +221,11 @@ def _simultaneous(groups: int) -> float:
 def _mean(
     scores: Array, clusters: Words, weights: Array | None, level: float, test_share: float
 ) -> Interval:
-    if weights is not None:
-        return _clustered(weighted(scores, weights), clusters, level, test_share)
     mean, count = float(scores.mean()), len(set(clusters.tolist()))
     alone = count == scores.size and not test_share  # of one seed, too
-    if np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
+    if weights is None and np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
         return Interval(mean, *share_interval(mean, count, level))
-    return _clustered(scores, clusters, level, test_share)
-
-
-def _clustered(scores: Array, clusters: Words, level: float, test_share: float) -> Interval:
-    by_cluster = by_group(scores, clusters.tolist())
-    interval, _ = crossed(by_cluster, test_share, level)
-    if by_cluster.shape[1] < 2:  # of one cluster nothing is known
-        return interval._replace(low=-math.inf, high=math.inf)
-    return interval
+    return crossed(scores, test_share, level, groups=clusters, weights=weights)[0]
 
 
 def _difference(a: Interval, b: Interval) -> Interval:

@@ -34,9 +34,9 @@ WRITTEN = (
 )
 
 
-def write(contents: Contents | Path, path: Path, keep: int = 1) -> None:
+def write(contents: Contents | Path, path: Path, keep: int = 1, goes_on: str = "--resume") -> None:
     """Write a checkpoint atomically, or copy one; the `keep - 1` previous files are kept,
-    numbered."""
+    numbered. An error ends in what goes on after it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
@@ -55,7 +55,7 @@ def write(contents: Contents | Path, path: Path, keep: int = 1) -> None:
         remedy = "make room" if os.access(folder, os.W_OK) else remedy
         raise FusionZooError(
             f"cannot write {path} ({previous}; {free:,.1f} MB are free there): {error};"
-            f" {remedy}, then --resume"
+            f" {remedy}, then {goes_on}"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -474,6 +475,43 @@ def test_a_time_limit_before_anything_is_known_is_one_clear_error(
     stop_after(monkeypatch, 0)
     with pytest.raises(FusionZooError, match="before any candidate was trained on a fold"):
         api.run(small(tmp_path, **ANYTIME, time_limit="20m"))
+
+
+def test_a_training_in_this_process_stops_at_the_deadline(tmp_path: Path) -> None:
+    bench, dataset = setup.open_bench(small(tmp_path))
+    bench = prepare.prepare(bench, dataset, tokens=False)
+    job = schedule.first_job(bench, "sum", 0)
+    token = executors._deadline.set(time.monotonic())
+    try:
+        with pytest.raises(executors.OutOfTimeError):
+            schedule._run_job(bench, job)
+    finally:
+        executors._deadline.reset(token)
+    (result,) = executors.map_unordered(
+        bench.cfg, 1, [2], lambda *_: executors._deadline.get(), "", time.monotonic() + 60
+    )
+    assert result[1] < math.inf == executors._deadline.get()
+
+
+@pytest.mark.parametrize("folds", [0, 3])
+def test_a_benchmark_in_which_nothing_can_be_trained_is_one_clear_error(
+    folds: int, tmp_path: Path
+) -> None:
+    hopeless = {"baselines": "alone", "controls": False, "optim": {"lr": 1e30}, "folds": folds}
+    with pytest.raises(FusionZooError, match=r"no candidate could be trained; alone:a: .*lower"):
+        api.run(small(tmp_path, **ANYTIME, time_limit="5m", **hopeless))
+
+
+def test_what_cannot_be_stored_says_what_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    plain = {"baselines": "alone", "controls": False, "corruptions": "sample", "tune": 0}
+    with pytest.raises(FusionZooError, match="make room, then the same command goes on"):
+        api.run(small(tmp_path, **plain))
 
 
 def test_a_control_c_leaves_a_report_of_what_is_done(

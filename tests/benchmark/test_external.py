@@ -14,6 +14,7 @@ import pytest
 
 from fusionzoo.benchmark import api
 from fusionzoo.benchmark.bench import Bench, open_bench
+from fusionzoo.benchmark.report import external
 from fusionzoo.benchmark.report.external import with_predictions
 from fusionzoo.errors import FusionZooError
 from tests.helpers.setup_benchmark import small
@@ -71,6 +72,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench, list[str]]:
         ("sum", "are not from 0 to 1 with sum 1"),
         ("column", "has no column 'p_"),
         ("name", "'sum' is measured here: rename the file"),
+        ("seen", r"training saw 2 of \d+ samples that fold 0 tests"),
     ],
 )
 def test_predictions_that_cannot_be_compared_are_refused(
@@ -89,6 +91,49 @@ def test_predictions_that_cannot_be_compared_are_refused(
         classes = (*classes[:-1], "other")
     name = "sum" if change == "name" else "other"
     path = write(tmp_path / f"{name}.parquet", tested, shares, classes)
+    if change == "seen":
+        marks = pa.array([True, True, *[False] * (len(tested) - 2)])
+        pq.write_table(pq.read_table(path).append_column("seen_in_training", marks), path)
     cfg = small(tmp_path, external=str(path), **SMALLER)
     with pytest.raises(FusionZooError, match=message):
         with_predictions(replace(bench, cfg=cfg), ids, ["sum", "gmu"])
+
+
+GOOD: dict[str, Any] = {"id": ["1", "2"], "p_a": [0.3, 0.6], "p_b": [0.7, 0.4]}
+TWICE = pa.table([GOOD[name] for name in ("id", "p_a", "p_a", "p_b")], ["id", "p_a", "p_a", "p_b"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read as Parquet: .* 0 bytes"),
+        (b"id,p_a,p_b\n1,0.3,0.7\n", "cannot be read as Parquet"),
+        (b"PAR1junkPAR1", "cannot be read as Parquet"),
+        (TWICE, "has two columns 'p_a'; it has id, p_a, p_a, p_b"),
+        (GOOD | {"p_a": ["x", "y"]}, "column 'p_a' must hold numbers"),
+        (GOOD | {"p_a": [[0.3], [0.6]]}, "column 'p_a' must hold numbers"),
+        (GOOD | {"id": [b"1", b"\xff"]}, "column 'id' must hold text"),
+        (GOOD | {"fold": [[0], [1]]}, "column 'fold' must hold whole numbers"),
+        ({"p_a": [0.3], "p_b": [0.7]}, "has no column 'id'; it has p_a, p_b"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_one_line(
+    content: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "others.parquet"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        pq.write_table(pa.table(content), path)
+    with pytest.raises(FusionZooError, match=message) as error:
+        external._read(str(path), ["a", "b"], by_fold=message.startswith("column 'fold'"))
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("names", [["patient", "label", "p_a"], ["p_a", "case", "label"]])
+def test_ids_are_read_under_the_name_of_the_data_s_column(names: list[str], tmp_path: Path) -> None:
+    columns = {"patient": ["1", "2"], "case": ["1", "2"], "label": ["b", "a"], **GOOD}
+    pq.write_table(pa.table({x: columns[x] for x in (*names, "p_b")}), tmp_path / "p.parquet")
+    rows = external._read(str(tmp_path / "p.parquet"), ["a", "b"], by_fold=False, id_column="case")
+    assert [*rows] == [("1", 0), ("2", 0)]
+    assert rows["2", 0].logits.exp().tolist() == pytest.approx([0.6, 0.4])

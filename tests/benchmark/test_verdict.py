@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,27 @@ def test_the_verdict_states_how_one_seed_and_folds_limit_the_interval() -> None:
     assert "One seed: the interval covers test samples only" in one_seed
     assert "folds" not in one_seed
     assert "Every sample was tested once in 4 folds" in words(summary(candidates, folds=4))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "share"), [([0.8, 0.7], 12), ([0.8, 0.8, 0.7], 9), ([0.8] * 3, 0), ([0.8], 0)]
+)
+def test_the_verdict_warns_of_few_seeds_that_vary(accuracies: list[float], share: int) -> None:
+    single = candidate("alone:audio", [0.6] * len(accuracies))
+    text = words(summary([candidate("gmu", accuracies), single]))
+    assert ("seeds, which vary: p < 0.05 may" in text) == bool(share)
+    assert f"may come out for {share} % of" in text or not share
+
+
+@pytest.mark.parametrize(("largest", "others"), [(120, 2), (40, 40), (1, 1)])
+def test_the_verdict_warns_of_a_group_that_has_a_large_part_of_the_tests(
+    largest: int, others: int
+) -> None:
+    whole = summary([candidate("gmu", [0.8, 0.8]), candidate("alone:audio", [0.6, 0.6])])
+    groups = ["large"] * largest + [str(k // others) for k in range(ITEMS - largest)]
+    text = words(replace(whole, bench=replace(whole.bench, groups=tuple(groups))))
+    warning = "One of 41 groups has 60% of the tests: intervals rest on as much as 3 groups"
+    assert (warning in text) == ("One of" in text) == (largest == 120)
 
 
 def test_folds_whose_training_data_overlaps_widen_the_interval() -> None:

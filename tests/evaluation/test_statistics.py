@@ -167,10 +167,42 @@ def test_groups_are_the_items_keep_the_mean_and_copies_add_no_certainty() -> Non
     gain = np.random.default_rng(1).normal(0.2, 1, (1, 40))
     once, _ = crossed(gain)
     copies = np.repeat(gain, 5, axis=1)
-    grouped, _ = crossed(by_group(copies, [str(k // 5) for k in range(200)]))
+    grouped, _ = crossed(copies, groups=[str(k // 5) for k in range(200)])
     naive, _ = crossed(copies)
     assert grouped == pytest.approx(once)
     assert naive.high - naive.low < 0.6 * (once.high - once.low)
+
+
+def test_a_group_of_half_the_samples_widens_the_interval_and_no_freedom_is_below_one() -> None:
+    draw = np.random.default_rng(0)
+    sizes = np.array([40, *[4] * 10])
+    groups = np.repeat(np.arange(11), sizes).astype(str)
+    scores = draw.normal(size=(1, 80))
+    left_out = [scores[:, groups != str(k)].mean() for k in range(11)]
+    error = math.sqrt(10 / 11 * ((left_out - np.mean(left_out)) ** 2).sum())
+    # 80 ** 2 / (40 ** 2 + 10 * 4 ** 2) is 3.6, so 4 groups of equal size: 3 degrees of freedom.
+    interval, _ = crossed(scores, groups=groups)
+    assert interval.high - interval.mean == pytest.approx(stats.t.ppf(0.975, 3) * error)
+    whole = np.append(scores[:, 40:].reshape(10, 4).mean(1), scores[0, :40].mean())[None]
+    by_weight, _ = crossed(whole, weights=np.array([*[4.0] * 10, 40.0]))
+    assert by_weight == pytest.approx(interval)  # one sample that counts as much is no other case
+    assert crossed(scores, groups=["a"] * 80)[0][1:] == (-math.inf, math.inf)
+    opposite = np.array([[1.0], [-1.0]]) * draw.normal(size=20)
+    residual = ((opposite - opposite.mean(1)[:, None]) ** 2).sum() / 19
+    luck = np.array([[1.0], [-1.0]]) * math.sqrt((residual + 1e-6) / 40) - opposite.mean(1)[:, None]
+    interval, _ = crossed(opposite + luck)
+    error = math.sqrt(1e-6 / 40)
+    assert interval.high == pytest.approx(stats.t.ppf(0.975, 1) * error, rel=1e-3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("largest", coverage.LARGEST)
+def test_intervals_over_groups_of_which_one_is_large_cover_the_truth(
+    largest: int, record_property: Record
+) -> None:
+    covered, _ = coverage.simulate_groups(largest, 1000)
+    record_property("coverage", covered)
+    assert covered >= 0.94
 
 
 @pytest.mark.nightly

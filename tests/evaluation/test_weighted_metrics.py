@@ -14,7 +14,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.metrics import METRICS, metric, metrics_of
-from fusionzoo.evaluation.statistics import crossed, effective_size, weighted
+from fusionzoo.evaluation.statistics import by_group, crossed, effective_size
 from fusionzoo.evaluation.subgroups import compare_subgroups
 from fusionzoo.targets import AnyOf, OneOf
 from fusionzoo.training.calibrate import (
@@ -181,12 +181,11 @@ def test_a_calibration_by_weights_covers_as_that_of_rows_listed_twice() -> None:
 def test_weighted_scores_and_subgroups_have_the_weighted_mean() -> None:
     draw = np.random.default_rng(0)
     scores, weights = draw.random((2, 50)), draw.random(50)
-    found = weighted(scores, weights)
+    found = by_group(scores, weights=weights)
     assert found.mean() == pytest.approx(np.average(scores, axis=1, weights=weights).mean())
     # Shifted scores shift the mean and leave the interval: that of s w / mean(w) would grow.
-    (one, _), (other, _) = crossed(found), crossed(weighted(scores + 5, weights))
+    (one, _), (other, _) = (crossed(x, weights=weights) for x in (scores, scores + 5))
     assert other.high - other.low == pytest.approx(one.high - one.low)
-    assert weighted(scores, None) is scores
     assert effective_size(np.array([3.0, 1, 1, 0])) == 2
     scores, weights = np.array([1.0, 0, 1, 1, 0, 1]), np.array([3.0, 1, 1, 1, 1, 2])
     names, clusters = np.array(list("aabbbb")), list("123456")

@@ -16,6 +16,9 @@ best of heads and probes of two modalities, chosen on the test split as in a rep
 advance; with groups of samples, and with a refit on training and validation samples. `bias` is the
 mean of the estimate minus the truth. In a tie the fusions see the first modality only; choosing
 among their trainings is worth the little that `tie_gain` says.
+
+Last, two models that are as good: of 40 groups, whose samples each model finds hard or easy
+together, one has as many samples as the column `group` says, the others 4 each.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 from scipy.stats import t
 
 from fusionzoo.benchmark.bench import VALIDATION_PARTS
-from fusionzoo.evaluation.statistics import LEVEL, by_group, crossed
+from fusionzoo.evaluation.statistics import LEVEL, crossed
 
 Array = NDArray[np.float64]
 Samples = tuple[list[Array], NDArray[np.int64]]  # both modalities, (N, D) each, and the classes
@@ -210,10 +214,27 @@ def simulate_random(
     truth, covered = float(np.mean(gains or [0.0])), {"ours": 0, "every test a sample": 0}
     for run in range(runs):
         scores, samples = split_at_random(world, setting, np.random.default_rng(run), tie, splits)
-        for name, items in zip(covered, (by_group(scores, samples), scores), strict=True):
-            interval, _ = crossed(items, share)
+        for name, groups in zip(covered, (samples, None), strict=True):
+            interval, _ = crossed(scores, share, groups=groups)
             covered[name] += interval.low <= truth <= interval.high
     return {name: x / runs for name, x in covered.items()}
+
+
+LARGEST = (4, 40, 100, 200)  # samples of the largest group
+OTHERS = 39  # groups, of 4 samples each
+
+
+def simulate_groups(largest: int, runs: int) -> tuple[float, float]:
+    """Return how often an interval over groups covers 0, the truth, and its mean half width."""
+    draw, covered, width = np.random.default_rng(0), 0, 0.0
+    groups = np.repeat(np.arange(OTHERS + 1), [largest] + [4] * OTHERS)
+    for _ in range(runs):
+        shared, first, second = draw.normal(0.0, [[1.2], [0.6], [0.6]], (3, OTHERS + 1))[:, groups]
+        right = draw.random((2, SEEDS, len(groups))) < expit(0.6 + shared + [[first], [second]])
+        interval, _ = crossed(right[0] - 1.0 * right[1], groups=groups.astype(str))
+        covered += interval.low <= 0 <= interval.high
+        width += (interval.high - interval.low) / 2
+    return covered / runs, width / runs
 
 
 class Procedure(NamedTuple):
@@ -390,7 +411,8 @@ def simulate_procedure(
         for choice in CHOICES:
             fusion = chosen(outcome, slice(SINGLES, None), choice)
             for name, single in zip(REFERENCES, references, strict=True):
-                (mean, low, high), p = crossed(by_group(fusion - single, groups), 1 / FOLDS)
+                gains = fusion - single
+                (mean, low, high), p = crossed(gains, 1 / FOLDS, groups=groups)
                 figures = (low <= truth <= high, (high - low) / 2, mean - truth, p < 1 - LEVEL)
                 measured.setdefault((choice, name), []).append(figures)
     return {key: Figures(*np.mean(x, 0).tolist(), truth) for key, x in measured.items()}
@@ -427,6 +449,15 @@ def procedure_rows(procedures: Sequence[Procedure] = PROCEDURES) -> Iterator[lis
             yield row
 
 
+def group_rows(runs: int) -> Iterator[list[object]]:
+    """Yield the rows of two equal models on groups of which one is large."""
+    for largest in LARGEST:
+        covered, half = simulate_groups(largest, runs)
+        row = [largest + 4 * OTHERS, "", "", "", f"{largest}; {OTHERS} of 4", "no", 1, "ours"]
+        row += ["the only one", runs, f"{covered:.3f}", f"{half:.4f}", "", f"{1 - covered:.3f}", 0]
+        yield row
+
+
 def main() -> None:
     """Measure all settings and procedures, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -442,7 +473,7 @@ def main() -> None:
                     print(*setting, splits, "tie" if tie else "gain", covered, flush=True)
         return
     rows = []
-    for row in chain(gain_rows(args.runs), procedure_rows()):
+    for row in chain(gain_rows(args.runs), procedure_rows(), group_rows(args.runs)):
         rows.append(row)
         print(*row, sep=", ", flush=True)
     with args.out.open("w", newline="") as file:

@@ -19,7 +19,13 @@ from fusionzoo.cli import main
 from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.structures import Labels
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
-from fusionzoo.training.calibrate import best_thresholds, calibrate, f1_of_occurring, measure
+from fusionzoo.training.calibrate import (
+    best_thresholds,
+    calibrate,
+    covered,
+    f1_of_occurring,
+    measure,
+)
 
 QUICK: dict[str, Any] = {"epochs": 2, "num_workers": 0, "log": "none", "device": "cpu"}
 TARGETS: list[Target] = [
@@ -73,8 +79,12 @@ def test_few_samples_get_a_temperature_on_demand_and_a_missing_label_is_left_out
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.kind)
-def test_a_region_holds_the_labels_whose_misfit_is_within_the_limit(target: Target) -> None:
+@pytest.mark.parametrize("certainty", [1, 8])  # 8: the likeliest class is right more often
+def test_a_region_holds_the_labels_whose_misfit_is_within_the_limit(
+    target: Target, certainty: int
+) -> None:
     logits, labels = drawn(target, 200)
+    logits, held = certainty * logits, 0
     misfits = target.misfit(logits, labels)
     limit = float(misfits.sort().values[150])
     region = target.region(logits, limit)
@@ -91,8 +101,9 @@ def test_a_region_holds_the_labels_whose_misfit_is_within_the_limit(target: Targ
         else:
             inside = target.classes[int(labels[row, 0])] in region["set"][row].split(";")
         assert inside or misfits[row] >= limit
-        certain = isinstance(target, Number | AnyOf)  # others always hold the likeliest
-        assert not (inside and certain) or misfits[row] <= limit + 1e-9
+        assert not inside or misfits[row] <= limit + 1e-9
+        held += bool(inside)
+    assert covered(target, logits, labels, limit) == pytest.approx(held / 200, abs=0.011)
 
 
 def test_the_limit_is_the_conformal_quantile_and_an_impossible_one_is_refused() -> None:
@@ -269,12 +280,12 @@ def test_a_damaged_file_is_refused_in_one_line(
 def test_sets_and_intervals_for_90_percent_cover_88_to_92_on_average_over_20_splits(
     tmp_path: Path,
 ) -> None:
-    covered: dict[str, list[float]] = {name: [] for name in SEVERAL}
+    shares: dict[str, list[float]] = {name: [] for name in SEVERAL}
     for seed in range(20):
         data = write_table(tmp_path / f"{seed}.parquet", 1600, seed)
         settings = {**QUICK, "epochs": 3, "unimodal": False, "optim": {"lr": 3e-3}}
         run = fz.train(data, targets=SEVERAL, out=tmp_path / str(seed), **settings)
         for name, figures in run.metrics["calibration"].items():
-            covered[name].append(figures["coverage"])
-    means = {name: sum(values) / 20 for name, values in covered.items()}
+            shares[name].append(figures["coverage"])
+    means = {name: sum(values) / 20 for name, values in shares.items()}
     assert all(0.88 <= mean <= 0.92 for mean in means.values()), means

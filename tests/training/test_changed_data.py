@@ -216,6 +216,12 @@ def test_samples_that_a_model_was_trained_on_are_counted_when_it_is_evaluated(
     other = write(tmp_path / "other", samples[::-1])  # row numbers are those of other samples
     seen = fz.evaluate(out, str(other), split="all")["seen_in_training"]
     assert seen == {"train": 12, "val": 6}
+    answers = fz.predict(out, str(other), split="all")
+    marks = answers["seen_in_training"].to_pylist()
+    assert sum(marks) == 18
+    new = [row for row, is_seen in zip(samples[::-1], marks, strict=True) if not is_seen]
+    answers = fz.predict(out, str(write(tmp_path / "other", new)))
+    assert len(answers) == 6 and "seen_in_training" not in answers.column_names
 
 
 TEXTS = [f"{'wet rain' if n % 2 else 'dry sand'} {n}" for n in range(40)]

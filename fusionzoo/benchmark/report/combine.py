@@ -14,7 +14,7 @@ from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
-from fusionzoo.files import write_text
+from fusionzoo.files import write_files
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 
@@ -70,12 +70,14 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
         "left_out": left_out,
     }
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "summary.json", json.dumps(figures, indent=1) + "\n")
-    write_text(out / "table.md", _markdown(words, header, rows))
-    write_text(out / "table.tex", _rank_table(header, rows, metrics, words))
-    with plots.pdf_files(out / "figures" if pdf else None):
-        text = _page(figures, header, rows, common, ranking)
-    write_text(out / "index.html", text)
+    contents = {
+        "summary.json": json.dumps(figures, indent=1) + "\n",
+        "table.md": _markdown(words, header, rows),
+        "table.tex": _rank_table(header, rows, metrics, words),
+    }
+    with plots.pdf_files(pdf) as pdfs:
+        contents["index.html"] = _page(figures, header, rows, common, ranking)
+    write_files(out, {**contents, **pdfs})
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
     return 0

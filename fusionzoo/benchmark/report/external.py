@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained, list_names
+from fusionzoo.trained_on import SEEN
 
 from ..bench import Bench
 
@@ -21,13 +23,16 @@ TOLERANCE = 1e-3  # of the sum of a sample's probabilities
 MAX_NAMED = 3  # ids in a message
 
 
-def with_predictions(bench: Bench, ids: Sequence[str], names: Sequence[str]) -> Bench:
-    """Return the bench with the predictions that `--external` names, Parquet files of `id` and
+def with_predictions(
+    bench: Bench, ids: Sequence[str], names: Sequence[str], id_column: str = "id"
+) -> Bench:
+    """Return the bench with the predictions that `--external` names, Parquet files of ids and
     `p_<class>`, as `fusionzoo predict` writes them.
 
-    `ids` are those of all samples, `names` those of candidates, which are taken. Every tested
-    sample needs a row; other rows are left out. Where a sample is tested in several splits,
-    `fold` says of which split, from 0, a row is.
+    `ids` are those of all samples, `id_column` what the data calls them; `names` are those of
+    candidates, which are taken. Every tested sample needs a row, and none that `seen_in_training`
+    marks; other rows are left out. Where a sample is tested in several splits, `fold` says of which
+    split, from 0, a row is.
     """
     path = bench.cfg.external
     if not path.endswith(SUFFIX):
@@ -37,7 +42,7 @@ def with_predictions(bench: Bench, ids: Sequence[str], names: Sequence[str]) -> 
     name = Path(path).stem
     if name in names:
         raise FusionZooError(f"--external {path}: {name!r} is measured here: rename the file")
-    of_row = _read(path, bench.classes, by_fold=bench.from_splits)
+    of_row = _read(path, bench.classes, by_fold=bench.from_splits, id_column=id_column)
     logits = []
     for number, fold in enumerate(bench.folds):
         keys = [(ids[row], number if bench.from_splits else 0) for row in fold.test.tolist()]
@@ -48,37 +53,67 @@ def with_predictions(bench: Bench, ids: Sequence[str], names: Sequence[str]) -> 
                 f"--external {path} has no prediction of {len(missing):,} of {len(keys):,} samples"
                 f" that fold {number} tests: {shown}"
             )
-        logits.append(torch.stack([of_row[key] for key in keys]))
+        seen = sum(of_row[key].seen for key in keys)
+        if seen:
+            raise FusionZooError(
+                f"--external {path}: training saw {seen:,} of {len(keys):,} samples that fold"
+                f" {number} tests (column {SEEN!r}): predict them by a model that was not trained"
+                " on them"
+            )
+        logits.append(torch.stack([of_row[key].logits for key in keys]))
     return replace(bench, predictions={name: tuple(logits)})
 
 
-def _read(path: str, classes: Sequence[str], *, by_fold: bool) -> dict[tuple[str, int], Tensor]:
-    """Return the logarithms of the probabilities (K,) of each id and fold."""
+class _Row(NamedTuple):
+    logits: Tensor  # (K,), logarithms of the probabilities
+    seen: bool  # whether training read the sample
+
+
+def _read(
+    path: str, classes: Sequence[str], *, by_fold: bool, id_column: str = "id"
+) -> dict[tuple[str, int], _Row]:
+    """Return the row of each id and fold.
+
+    Ids are the column of the data's name for them, or `id`, or the first, as `predict` has it.
+    """
     import pyarrow as pa
 
     from fusionzoo.datasets.tables.parquet import read_parquet
 
-    table = read_parquet(Path(path))
-    columns = [f"p_{label}" for label in classes]
-    for needed in ("id", *columns, *((FOLD,) if by_fold else ())):
-        if needed not in table.column_names:
+    with explained(f"--external {path} cannot be read as Parquet"):
+        table = read_parquet(Path(path))
+    names, columns = table.column_names, [f"p_{label}" for label in classes]
+    key = next((x for x in (id_column, "id", *names[:1]) if x in names and x not in columns), "id")
+    for needed in (key, *columns, *((FOLD,) if by_fold else ())):
+        if names.count(needed) != 1:
             reason = " as samples may be tested in several splits" if needed == FOLD else ""
             raise FusionZooError(
-                f"--external {path} has no column {needed!r}{reason}; it has"
-                f" {', '.join(table.column_names)}"
+                f"--external {path} has {'two columns' if needed in names else 'no column'}"
+                f" {needed!r}{reason}; it has {list_names(names)}"
             )
-    shares = np.stack([table[name].to_numpy().astype(np.float64) for name in columns], axis=1)
+
+    def values(name: str, kind: pa.DataType, words: str) -> pa.ChunkedArray:
+        with explained(f"--external {path}: column {name!r} must hold {words}"):
+            return table[name].cast(kind)
+
+    numbers = [values(name, pa.float64(), "numbers").to_numpy() for name in columns]
+    shares = np.stack(numbers, axis=1)
     bad = ~(np.isfinite(shares).all(1) & (shares >= 0).all(1))
     bad |= ~(np.abs(shares.sum(1) - 1) <= TOLERANCE)
-    ids = table["id"].cast(pa.string()).to_pylist()
+    ids = values(key, pa.string(), "text or numbers").to_pylist()
     if bad.any():
         raise FusionZooError(
             f"--external {path}: the probabilities of id {ids[int(bad.argmax())]!r} are not from 0"
             " to 1 with sum 1"
         )
-    folds = table[FOLD].to_pylist() if by_fold else [0] * len(ids)
+    folds = values(FOLD, pa.int64(), "whole numbers").to_pylist() if by_fold else [0] * len(ids)
+    marked = [SEEN] if SEEN in names else []
+    seen = {row for name in marked for row, x in enumerate(table[name].to_pylist()) if x}
     keys = list(zip(ids, folds, strict=True))
     repeated = [key for key, count in Counter(keys).items() if count > 1]
     if repeated:
         raise FusionZooError(f"--external {path}: id {repeated[0][0]!r} is there twice")
-    return dict(zip(keys, torch.from_numpy(shares).clamp(min=1e-12).log().float(), strict=True))
+    logits = torch.from_numpy(shares).clamp(min=1e-12).log().float()
+    return {
+        key: _Row(x, row in seen) for row, (key, x) in enumerate(zip(keys, logits, strict=True))
+    }

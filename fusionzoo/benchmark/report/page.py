@@ -19,7 +19,7 @@ from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.evaluation.statistics import rank
-from fusionzoo.files import write_text
+from fusionzoo.files import write_files
 from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
 
@@ -48,7 +48,7 @@ from .results import (
     severities,
 )
 from .subgroups import page_section
-from .tables import costs, latex, markdown, write_parquet
+from .tables import costs, latex, markdown, parquet
 from .verdict import pairwise, under_dropout
 
 if TYPE_CHECKING:
@@ -342,18 +342,20 @@ def require_packages() -> None:
 def write(
     summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]], out: Path
 ) -> None:
-    """Write all files, each completely or not at all.
+    """Write all files, completely or not at all.
 
     `figures` are those of `verdict.figures`, `laps` the seconds of each part of the benchmark.
     """
-    write_text(out / "summary.json", json.dumps(_without_nan(figures), indent=1) + "\n")
-    write_text(out / "table.md", markdown(figures))
-    write_text(out / "table.tex", latex(figures))
-    write_parquet(summary, out / "results.parquet")
-    write_text(out / "costs.csv", costs(summary))
-    with plots.pdf_files(out / "figures" if summary.bench.cfg.figures == "pdf" else None):
-        text = page(summary, figures, laps)
-    write_text(out / "index.html", text)
+    contents: dict[str, str | bytes] = {
+        "summary.json": json.dumps(_without_nan(figures), indent=1) + "\n",
+        "table.md": markdown(figures),
+        "table.tex": latex(figures),
+        "results.parquet": parquet(summary),
+        "costs.csv": costs(summary),
+    }
+    with plots.pdf_files(summary.bench.cfg.figures == "pdf") as pdfs:
+        contents["index.html"] = page(summary, figures, laps)
+    write_files(out, {**contents, **pdfs})
 
 
 def print_report(
@@ -387,12 +389,12 @@ def print_figures(figures: Mapping[str, Any]) -> None:
 
 
 def _without_nan(tree: Any) -> Any:
-    """Replace NaN, which JSON does not have, by None."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(tree, Mapping):
         return {str(key): _without_nan(value) for key, value in tree.items()}
     if isinstance(tree, Sequence) and not isinstance(tree, str):
         return [_without_nan(value) for value in tree]
-    return None if isinstance(tree, float) and math.isnan(tree) else tree
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 @dataclass(frozen=True)

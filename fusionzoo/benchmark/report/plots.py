@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from html import escape
-from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple, ParamSpec
 from xml.etree import ElementTree
@@ -18,7 +17,6 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fusionzoo.evaluation.statistics import Ranking, cliques
-from fusionzoo.files import replacing
 
 from ..bench import metric_named
 from ..candidates import ALONE
@@ -88,7 +86,7 @@ LABEL = 24  # most characters in a line of a candidate's name at an axis
 COLUMNS = 2  # panels in a row
 ROW = 0.2  # height of a line of text, inches
 P = ParamSpec("P")
-PDF_FOLDER: ContextVar[Path | None] = ContextVar("folder of the figures as PDF", default=None)
+PDF_FILES: ContextVar[dict[str, bytes] | None] = ContextVar("figures as PDF", default=None)
 FAMILY: dict[str, str] = dict(
     zip(("early", "late", "attention", "hybrid", "single", "baseline"), COLOURS, strict=True)
 )
@@ -322,22 +320,23 @@ def break_name(name: str, most: int) -> str:
 
 
 @contextmanager
-def pdf_files(folder: Path | None) -> Iterator[None]:
-    """Also write every figure that is drawn as a PDF file into this folder, if there is one."""
-    token = PDF_FOLDER.set(folder)
+def pdf_files(wanted: bool) -> Iterator[dict[str, bytes]]:
+    """Yield a dict that gets every figure drawn meanwhile as a PDF file, by its path, if wanted."""
+    files: dict[str, bytes] = {}
+    token = PDF_FILES.set(files if wanted else None)
     try:
-        yield
+        yield files
     finally:
-        PDF_FOLDER.reset(token)
+        PDF_FILES.reset(token)
 
 
-def write_pdf(figure: Any, path: Path) -> None:
-    """Write a figure without a date, so that the same figure has the same bytes."""
+def pdf(figure: Any) -> bytes:
+    """Return a figure as a PDF file without a date: the same figure has the same bytes."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        FigureCanvasPdf(figure).print_pdf(partial, metadata={"CreationDate": None})
+    file = io.BytesIO()
+    FigureCanvasPdf(figure).print_pdf(file, metadata={"CreationDate": None})
+    return file.getvalue()
 
 
 def render(draw: Callable[[], Any], name: str, title: str) -> str:
@@ -347,8 +346,8 @@ def render(draw: Callable[[], Any], name: str, title: str) -> str:
     with matplotlib.rc_context(STYLE):
         figure = draw()
         svg = to_svg(figure, title, f"{name}-")
-        if (folder := PDF_FOLDER.get()) is not None:
-            write_pdf(figure, folder / f"{name}.pdf")
+        if (files := PDF_FILES.get()) is not None:
+            files[f"figures/{name}.pdf"] = pdf(figure)
         return svg
 
 

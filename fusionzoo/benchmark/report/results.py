@@ -250,8 +250,8 @@ class Summary:
         """
         groups = self.damaged_groups if damaged else self.groups
         weights = self.damaged_weights if damaged else self.weights
-        by_group = statistics.by_group(statistics.weighted(scores, weights), groups)
-        return statistics.crossed(by_group, self.bench.test_share)[0]
+        share = self.bench.test_share
+        return statistics.crossed(scores, share, groups=groups, weights=weights)[0]
 
     def candidate(self, name: str) -> CandidateResults:
         """Return the results of one candidate."""

@@ -426,9 +426,12 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     scores, p_values = {}, []
     for name, logits in summary.controls.items():
         sample = sample_scores(tasks, logits, summary.target).numpy()[None]
-        gain = statistics.weighted(sample - prior.scores[:1], summary.weights)
-        gain = statistics.by_group(gain, summary.groups)
-        interval, p = statistics.crossed(gain, bench.test_share)
+        interval, p = statistics.crossed(
+            sample - prior.scores[:1],
+            bench.test_share,
+            groups=summary.groups,
+            weights=summary.weights,
+        )
         scores[name] = metric.shown(summary.mean(sample))
         p_values.append(p / 2 if interval.mean > 0 else 1 - p / 2)
     corrected = dict(zip(scores, statistics.holm(p_values), strict=True))

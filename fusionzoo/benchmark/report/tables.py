@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from fusionzoo.files import replacing
 from fusionzoo.html.template import csv_text
 
 from .leaderboard import ECE_NOTE, EXTERNAL, paper_table, text_table
@@ -99,13 +97,15 @@ def costs(summary: Summary) -> str:
     return csv_text(["candidate", *COSTS], rows)
 
 
-def write_parquet(summary: Summary, path: Path) -> None:
+def parquet(summary: Summary) -> bytes:
+    """Return the file of all rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    file = pa.BufferOutputStream()
     table = pa.Table.from_pylist(parquet_rows(summary))
-    with replacing(path) as partial:
-        pq.write_table(table, partial, write_page_checksum=True)
+    pq.write_table(table, file, write_page_checksum=True)
+    return bytes(file.getvalue())
 
 
 def _escape(text: str) -> str:

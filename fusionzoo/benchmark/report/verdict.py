@@ -53,6 +53,8 @@ from .subgroups import figures_by_group
 from .summary import controls
 
 FEWEST_SAMPLES = 10  # for an interval
+FALSE_OF_FEW = {2: 12, 3: 9}  # seeds: % of equal pairs, on 100 samples, with p < 0.05, at most
+LARGE_SHARE = 0.2  # of the tests, of one group
 GAIN = ("difference", "low", "high", "p")  # of a comparison
 MISSING, LOST = "missing", "lost parts"
 DROPOUT = "modality_dropout"  # the training strategy that removes modalities
@@ -233,16 +235,43 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
         if len(summary.of_kind("fusion")) > 1:
             sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
-    if len(chosen.results.seeds) == 1:
-        sentences.append(
-            "One seed: the interval covers test samples only, not the variation between training"
-            " runs."
-        )
+    sentences += [*_seed_words(chosen.results), *_group_words(summary)]
     if summary.bench.cross_validated:
         sentences.append(_tested(summary))
     if summary.failed:
         sentences.append(f"{len(summary.failed)} candidates failed: {', '.join(summary.failed)}.")
     return " ".join(sentences)
+
+
+def _seed_words(fusion: CandidateResults) -> list[str]:
+    """Say what one seed, or a few that vary, leave unknown of training runs."""
+    count = len(fusion.seeds)
+    if count == 1:
+        return [
+            "One seed: the interval covers test samples only, not the variation between training"
+            " runs."
+        ]
+    if count not in FALSE_OF_FEW or not np.ptp(fusion.scores, axis=0).any():
+        return []
+    return [
+        f"Only {count} seeds, which vary: p < 0.05 may come out for {FALSE_OF_FEW[count]} % of"
+        " equally good pairs, with 5 seeds for 5 %."
+    ]
+
+
+def _group_words(summary: Summary) -> list[str]:
+    """Say how few groups the intervals rest on where one has a large part of the samples."""
+    if not summary.bench.groups:
+        return []
+    _, numbers = np.unique(summary.groups, return_inverse=True)
+    sizes = np.bincount(numbers, summary.weights).astype(np.float64)
+    share, alike = sizes.max() / sizes.sum(), statistics.effective_size(sizes)
+    if share < LARGE_SHARE or alike > len(sizes) / 2:
+        return []
+    return [
+        f"One of {len(sizes)} groups has {share:.0%} of the tests: intervals rest on as much as"
+        f" {alike} group{'s' * (alike > 1)} of equal size would tell."
+    ]
 
 
 def _tested(summary: Summary) -> str:

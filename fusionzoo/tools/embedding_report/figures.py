@@ -23,7 +23,7 @@ from fusionzoo.evaluation.geometry import (
     uniformity,
 )
 from fusionzoo.evaluation.retrieval import Relevance, RelevanceLabels, any_pair, retrieval_intervals
-from fusionzoo.evaluation.statistics import Interval, by_group, crossed
+from fusionzoo.evaluation.statistics import Interval, crossed
 
 from ..search.samples import SearchedSamples
 from ..search.vectors import ALIGNED, VectorFile, unit
@@ -184,8 +184,7 @@ def probes(vectors: Any, targets: Any, groups: Sequence[str]) -> dict[str, Any]:
             right[name][test] = model.predict(vectors[test]) == codes[test]
         right["majority"][test] = codes[test] == np.bincount(codes[train]).argmax()
     figures: dict[str, Any] = {
-        name: crossed(by_group(scores[None], groups), 1 / folds)[0]
-        for name, scores in right.items()
+        name: crossed(scores[None], 1 / folds, groups=groups)[0] for name, scores in right.items()
     }
     silhouette = float(silhouette_score(vectors, codes, metric="cosine"))
     return figures | {"silhouette": silhouette, "classes": len(distinct)}
