@@ -29,7 +29,7 @@ from fusionzoo.plugins import code_digest
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 
-FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
+FORMAT = 6  # of an entry; also raised when an encoder or processor computes something else
 # Settings that decide which weights an encoder has, or which of them learn: `weights` of an entry
 # has their digest.
 OF_WEIGHTS = ("freeze", "weights", "pretrained", "match", "prefix", "init")

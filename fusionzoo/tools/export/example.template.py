@@ -70,9 +70,8 @@ def wave(path: Any, by: Any) -> Inputs:
         periods = np.lib.stride_tricks.sliding_window_view(padded, filters.shape[1])[::old]
         sound = (periods @ filters.T).ravel()[: -(-len(sound) * new // old)]
     sound = sound[max(0, len(sound) - by["most"]) // 2 :][: by["most"]]
-    if by["step"]:
-        step = round(by["step"] * by["rate"])
-        sound = np.pad(sound, (0, max(step, -(-len(sound) // step) * step) - len(sound)))
+    if by["least"]:
+        sound = np.pad(sound, (0, max(0, round(by["least"] * by["rate"]) - len(sound))))
     stored = np.rint(sound.clip(-1, 1) * by["peak"]).astype(np.int16)
     return {"wave": stored, "lengths": np.int64(len(stored))}
 

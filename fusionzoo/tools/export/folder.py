@@ -76,7 +76,10 @@ def write_example(about: Mapping[str, Any], decode: list[dict[str, Any]], folder
     if about["split"] or any(x["by"] == OWN for x in processors):
         return
     needed = {x["by"] for x in processors} | {x["kind"] for x in decode}
-    facts = {"fit": {x.get("fit") for x in processors}, "step": {x.get("step") for x in processors}}
+    facts = {
+        "fit": {x.get("fit") for x in processors},
+        "least": {x.get("least") for x in processors},
+    }
     write_text(folder / "example.py", example(needed, facts))
 
 
@@ -112,7 +115,7 @@ def _lines(node: ast.stmt) -> set[int]:
 
 
 def _holds(test: ast.expr, facts: Mapping[str, Collection[Any]]) -> bool:
-    """Whether a branch on `by["fit"] == "pad"` or `by["step"]` is taken for some modality."""
+    """Whether a branch on `by["fit"] == "pad"` or `by["least"]` is taken for some modality."""
     fact = test.left if isinstance(test, ast.Compare) else test
     if not (isinstance(fact, ast.Subscript) and isinstance(fact.slice, ast.Constant)):
         return True

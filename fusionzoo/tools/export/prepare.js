@@ -195,8 +195,7 @@ async function wave(file, by) {
   let sound = file === undefined ? new Float64Array(1) : await decodeSound(file, by);
   const first = Math.floor(Math.max(0, sound.length - by.most) / 2);
   sound = sound.subarray(first, first + by.most);
-  const step = by.step ? round(by.step * by.rate) : 1;
-  const stored = new Int16Array(Math.max(step, Math.ceil(sound.length / step) * step));
+  const stored = new Int16Array(Math.max(1, round(by.least * by.rate), sound.length));
   sound.forEach((x, place) => (stored[place] = round(Math.min(1, Math.max(-1, x)) * by.peak)));
   const lengths = input("int64", int64([stored.length]), []);
   return { wave: input("int16", stored, [stored.length]), lengths };

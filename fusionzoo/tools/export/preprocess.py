@@ -100,7 +100,7 @@ def _wave(processor: WaveProcessor, encoder: Any, folder: Path) -> dict[str, Any
         "rate": processor.rate,
         "longest": processor.longest,
         "most": round(processor.longest * processor.rate),  # samples; of a longer clip the middle
-        "step": processor.step,
+        "least": processor.least,
         "peak": PEAK,
         "resampling": "sinc times cos^2, as in fusionzoo/resampling.py and torchaudio",
         "zero_crossings": ZERO_CROSSINGS,
@@ -181,7 +181,7 @@ def build(described: Mapping[str, Any], folder: Path, modality: str) -> Processo
     if by == "tokenizer":
         return _read_tokenizer(described, folder)
     if by == "wave":
-        return WaveProcessor(described["rate"], described["longest"], described["step"])
+        return WaveProcessor(described["rate"], described["longest"], described["least"])
     if by == "vector":
         return VectorProcessor(described["width"])
     if by == "sequence":
