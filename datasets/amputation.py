@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError, check_choice, check_number
 from fusionzoo.structures import seed_of
 
-from .media.decode import decode
 from .tables.provenance import Amputation
 from .tables.table import Samples, presence, word_list
 
@@ -133,7 +132,7 @@ def _quantity(dataset: Samples, name: str) -> Floats:
     for position, reference in enumerate(dataset.references(name)):
         if reference is not None:
             try:
-                quantities[position] = _measure(kind, decode(kind, reference))
+                quantities[position] = _measure(kind, dataset.decode(name, reference))
             except FusionZooError:
                 continue  # `on_error` decides about the value when it is used
     return quantities

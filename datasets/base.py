@@ -18,12 +18,13 @@ from fusionzoo.registry import Entry, Registry, keyword_only, settings_class, ty
 
 from .amputation import Mechanism
 from .failures import MAX_ERRORS, OnError, check_policy
+from .media.ranges import Ranges
 from .paired import PairedDataset
 from .tables.paths import labels_of_join
 from .tables.splits import SHARES, makers_of_splits
 from .tables.table import word_list
 
-POLICY = ("on_error", "max_errors")  # rules by which a data set is read
+POLICY = ("on_error", "max_errors", "image_range")  # rules by which a data set is read
 # What registers data sets; a layout is a manifest, too.
 HOMES = ("fusionzoo.datasets.builtin", "fusionzoo.datasets.opening")
 
@@ -35,6 +36,8 @@ class SharedSettings:
     Settings:
         on_error: `raise` on a value that cannot be read, treat it as `missing` or `skip` its sample
         max_errors: share of a modality's values that may fail before the run ends, 0 to 1
+        image_range: values that are black and white in images of 16 or 32 bits, `0,4095`, or by
+            modality, `{"scan": [0, 4095]}`; training learns them from its split
         modalities: names of those to keep, comma-separated or a list
         random_splits: seed by which splits are drawn at random instead of the data's own, whole
             groups, by `shares`
@@ -50,6 +53,7 @@ class SharedSettings:
 
     on_error: OnError = "raise"
     max_errors: float = MAX_ERRORS
+    image_range: Ranges = None
     modalities: str | Sequence[str] | None = None
     random_splits: int | None = None
     shares: Sequence[float] = SHARES

@@ -17,7 +17,6 @@ from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
 from .media.audio import Segment
-from .media.decode import decode
 from .media.encode import media_bytes
 from .shards.stored import files_of, has_several, in_files, segment_columns
 from .tables.paths import holds_paths
@@ -106,17 +105,17 @@ class _ManifestRows:
             if value is None:
                 return None
             if kind == "text":
-                return decode(kind, value)
+                return self.dataset.decode(name, value)
             if holds_paths(kind, self.types[name]):
                 items = [self._relative(x) for x in files_of(value)]
                 return items if pa.types.is_list(self.types[name]) else items[0]
             if pa.types.is_list(self.types[name]) and kind in ("image", "audio"):
-                items = decode(kind, value)
+                items = self.dataset.decode(name, value)
                 items = items if isinstance(items, list) else [items]
                 return [{"bytes": media_bytes(kind, x), "path": None} for x in items]
             if kind in ("image", "audio"):
                 return {"bytes": media_bytes(kind, value), "path": None}
-            array = decode(kind, value)
+            array = self.dataset.decode(name, value)
         except FusionZooError as error:
             where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
             raise FusionZooError(f"{where}: {error}") from error

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, check_choice, check_known
 
+from .media.ranges import range_of
 from .tables.arrow import ArrowColumn
 from .tables.paths import is_collecting
 from .tables.provenance import Provenance
@@ -494,6 +495,11 @@ def join_arguments(
         "source": " + ".join(source.source for source in sources.values()),
         "on_error": next(iter(policies.values())),
         "max_errors": min(source.max_errors for source in sources.values()),
+        "image_range": {
+            x: chosen
+            for x, (name, original) in joined.origins.items()
+            if (chosen := range_of(sources[name].image_range, original)) is not None
+        },
         "encoders": {x: encoders[name][original] for x, (name, original) in joined.origins.items()},
         "targets": joined.targets,
         "provenance": joined.provenance,

@@ -33,6 +33,7 @@ from .join import How, join_arguments
 from .media.arrays import refer
 from .media.audio import cost, cut
 from .media.decode import decode
+from .media.ranges import Ranges, range_of, shown
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
 from .shown import as_html, as_text
 from .tables.arrow import (
@@ -97,6 +98,9 @@ class PairedDataset(Dataset[Sample | None]):
     including those met in workers. If more than a share `max_errors` of a modality's values fail,
     an error ends the run, see `Failures.too_many`.
 
+    `image_range` has the values that are black and white in images of 16 or 32 bits, of all
+    modalities or by name.
+
     `sample_rate` is that of audio in arrays, in Hz; `frames` are the images taken of a video, by
     default `audio.FRAMES`.
 
@@ -114,6 +118,7 @@ class PairedDataset(Dataset[Sample | None]):
         source: str = "the data set",
         on_error: OnError = "raise",
         max_errors: float = MAX_ERRORS,
+        image_range: Ranges = None,
         encoders: Mapping[str, Mapping[str, Any]] | None = None,
         targets: Mapping[str, str] | None = None,
         paths: Sequence[str] = (),
@@ -137,6 +142,7 @@ class PairedDataset(Dataset[Sample | None]):
         self.edits: tuple[Callable[[Sample], Sample | None], ...] = ()
         self.on_error: OnError = on_error
         self.max_errors = max_errors
+        self.image_range = image_range
         self.sample_rate, self.frames = sample_rate, frames
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
@@ -381,13 +387,25 @@ class PairedDataset(Dataset[Sample | None]):
         *,
         on_error: OnError | None = None,
         max_errors: float | None = None,
+        image_range: Ranges = None,
     ) -> Self:
         """Return the same samples, read by other rules; None leaves a rule as it is."""
         view = copy.copy(self)
         view.on_error = self.on_error if on_error is None else on_error
         view.max_errors = self.max_errors if max_errors is None else max_errors
+        if image_range is not None:
+            view.image_range = image_range
+            note = f"images of 16 or 32 bits {shown(image_range)} (--data.image_range)"
+            reading = (*self.provenance.reading, note)
+            view.provenance = replace(self.provenance, reading=reading)
         check_policy(view.on_error, view.max_errors)
         return view
+
+    def read_as(self, stored: Mapping[str, Any]) -> Self:
+        """Return the same samples, whose images have the range of other settings of data, unless
+        they have one."""
+        ranges = stored.get("image_range")
+        return self if self.image_range or not ranges else self.with_policy(image_range=ranges)
 
     def read_by(self, readers: Mapping[str, Callable[[int], Any]]) -> Self:
         """Return the same samples; values of some modalities are not decoded, but read by row of
@@ -598,12 +616,16 @@ class PairedDataset(Dataset[Sample | None]):
         self._cells = self._cells.of(self.table)
         return self._cells(column, row)
 
+    def decode(self, name: str, value: Any) -> Any:
+        """Decode a value of a modality, as `Sample` describes; see `reference`."""
+        return decode(self.modalities[name], value, range_of(self.image_range, name))
+
     def _decode(self, name: str, row: int) -> Any:
         reference = self.reference(name, row)
         if name in self.readers and reference is not None:
             return self.readers[name](row)
         with value_named(lambda: f"{self.sample_place(row)}, {name}"):
-            return None if reference is None else decode(self.modalities[name], reference)
+            return None if reference is None else self.decode(name, reference)
 
     def _continue_without(self, row: int, name: str, error: FusionZooError) -> bool:
         """Note a value that cannot be used; return whether its sample is used without it."""

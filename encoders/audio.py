@@ -21,7 +21,7 @@ from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .image import build_timm, channels_last, remove_unused_head, timm_tokens
 from .weights import PYTORCH_HUB, from_hub
 
-STEP = 0.1  # s; clip lengths are rounded up to a multiple of it, for encoders that group by length
+LEAST = 0.1  # s; shorter clips are padded with silence, for models that refuse them
 SILENCE = 1e-5  # added to mel power before the logarithm
 PEAK = 32767  # full scale of int16
 PATCHES = (1, 16, 32)  # a spectrogram's sides are padded to a multiple of the first that fits
@@ -32,19 +32,18 @@ class WaveProcessor(Processor):
 
     A clip longer than `longest` seconds is cropped, at random in training and else to its middle;
     the rest is neither read from a long file nor resampled. With `num_windows` above 1, evaluation
-    takes that many windows of `longest` seconds instead, evenly spaced from start to end. With
-    `step` (s), a clip is padded with silence to a multiple of it, so that many clips of a batch
-    have the same length.
+    takes that many windows of `longest` seconds instead, evenly spaced from start to end. A clip
+    shorter than `least` seconds is padded with silence to it.
     """
 
     def __init__(
-        self, rate: int, longest: float, step: float = 0.0, *, num_windows: int = 1
+        self, rate: int, longest: float, least: float = 0.0, *, num_windows: int = 1
     ) -> None:
         if longest * rate < 1:
             raise FusionZooError(f"a clip of at most {longest:g} s is shorter than one sample")
         if num_windows < 1:
             raise FusionZooError(f"windows={num_windows}; at least 1 is needed")
-        self.rate, self.longest, self.step = rate, longest, step
+        self.rate, self.longest, self.least = rate, longest, least
         self.num_windows = num_windows
 
     def __call__(self, value: Clip, generator: torch.Generator | None = None) -> Item:
@@ -64,9 +63,7 @@ class WaveProcessor(Processor):
     def _window(self, clip: Clip, start: int) -> Item:
         """Read the part of a clip from sample `start`, at `rate`."""
         wave = read_at_rate(clip, self.rate, start, round(self.longest * self.rate))
-        if self.step:
-            step = round(self.step * self.rate)
-            wave = F.pad(wave, (0, max(step, -(-len(wave) // step) * step) - len(wave)))
+        wave = F.pad(wave, (0, max(0, round(self.least * self.rate) - len(wave))))
         stored = wave.clamp(-1, 1).mul_(PEAK).round_().to(torch.int16)
         return {"wave": stored, "lengths": torch.tensor(len(stored))}
 
@@ -81,7 +78,7 @@ class WaveProcessor(Processor):
         return max(0, -(-clip.frames * self.rate // clip.rate) - round(self.longest * self.rate))
 
     def blank(self) -> Item:
-        samples = max(1, round(self.step * self.rate))
+        samples = max(1, round(self.least * self.rate))
         return {"wave": torch.zeros(samples, dtype=torch.int16), "lengths": torch.tensor(samples)}
 
     def collate(self, items: Any) -> Item:
@@ -177,14 +174,14 @@ class WaveEncoder(Encoder):
 
     kind = "audio"
     cut_by = "longest"
-    step = 0.0  # s; clips are padded with silence to a multiple of it
+    least = 0.0  # s; shorter clips are padded with silence
 
     def __init__(self, rate: int, longest: float, windows: int) -> None:
         super().__init__()
         self.rate, self.longest, self.windows = rate, longest, windows
 
     def processor(self, train: bool) -> Processor:
-        return WaveProcessor(self.rate, self.longest, self.step, num_windows=self.windows)
+        return WaveProcessor(self.rate, self.longest, self.least, num_windows=self.windows)
 
 
 @ENCODERS.register("mel", family="audio", takes_model=True)
@@ -367,8 +364,8 @@ class TorchaudioBundle(WaveEncoder):
     """Encode speech with a model of `torchaudio.pipelines`: WAV2VEC2_BASE, HUBERT_BASE, ...
 
     Tokens are the last layer's frames, pooled is their mean. Some of these models normalise over
-    time, so rows of equal length are run together; clips are padded with silence to a multiple of
-    0.1 s.
+    time, so rows of equal length are run together; clips shorter than 0.1 s are padded with
+    silence.
 
     Settings:
         pretrained: load the weights that torchaudio publishes
@@ -379,7 +376,7 @@ class TorchaudioBundle(WaveEncoder):
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, D), (B, T), (B, D)
     """
 
-    step = STEP
+    least = LEAST
     one_length = True
 
     def __init__(
@@ -426,7 +423,7 @@ class Conformer(WaveEncoder):
     """Encode log-mel frames with torchaudio's Conformer, trained from scratch.
 
     Gulati et al. 2020, arXiv:2005.08100. Its convolutions would read padded frames, so rows of
-    equal length are run together; clips are padded with silence to a multiple of 0.1 s. There are
+    equal length are run together; clips shorter than 0.1 s are padded with silence. There are
     25 tokens a second.
 
     Settings:
@@ -444,7 +441,7 @@ class Conformer(WaveEncoder):
     Shapes: inputs["wave"] int16 (B, N), inputs["lengths"] (B,) -> (B, T, dim), (B, T), (B, dim)
     """
 
-    step = STEP
+    least = LEAST
 
     def __init__(
         self,

@@ -406,9 +406,8 @@ def run_by_length(
 ) -> tuple[Tensor, Tensor]:
     """Run rows of equal length together, unpadded: (B, N, ...) -> (B, T, D), mask (B, T).
 
-    For models whose output depends on padding, for instance by a group norm over time. Processors
-    round lengths up, so that many rows have equal lengths. An exported graph takes rows of one
-    length only (`Encoder.one_length`), and reads no `lengths`.
+    For models whose output depends on padding, for instance by a group norm over time. An exported
+    graph takes rows of one length only (`Encoder.one_length`), and reads no `lengths`.
     """
     if torch.compiler.is_exporting():
         output = run(*rows)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio, Clip, Features
 
-from .audio import PEAK, STEP, WaveProcessor, mean_pooled
+from .audio import LEAST, PEAK, WaveProcessor, mean_pooled
 from .base import ENCODERS, Encoder, Item, Processor, run_by_length
 from .hf import (
     aligned,
@@ -36,7 +36,7 @@ from .hf import (
 )
 
 WAYS = ("window", "masked window", "padded", "by length")
-LONG_STEP = 0.4  # s; clip lengths are rounded up to it for models that need so much
+LEASTS = (LEAST, 0.2, 0.3, 0.4)  # s; tried in turn, for models that refuse shorter clips
 LAYOUT = "audio_layout.json"  # beside the configuration of a saved model
 TOLERANCE = 1e-4  # of features in a batch, times max(1, the largest value)
 
@@ -46,7 +46,7 @@ class LengthHandling:
     """How a model runs clips of several lengths, as measured when its encoder was built.
 
     way: `window` of fixed length, `masked window`, rows `padded` with a mask, or `by length`
-    step: clips are padded with silence to a multiple of it, in s
+    least: shorter clips are padded with silence to it, in s
     time_axis: axis of the extractor's features that grows with the clip
     inner: whether the model's `encoder` runs alone, as of codecs
     packed: whether the model returns the tokens of all rows in one
@@ -54,7 +54,7 @@ class LengthHandling:
     """
 
     way: Literal["window", "masked window", "padded", "by length"] = "window"
-    step: float = STEP
+    least: float = LEAST
     time_axis: int = 0
     inner: bool = False
     packed: bool = False
@@ -84,7 +84,7 @@ class FeatureProcessor(Processor):
     ) -> None:
         # Extractors refuse a clip that is shorter than their analysis window.
         self.extractor, self.layout = extractor, layout
-        self.wave = WaveProcessor(rate, longest, layout.step, num_windows=num_windows)
+        self.wave = WaveProcessor(rate, longest, layout.least, num_windows=num_windows)
         can_mask = "return_attention_mask" in inspect.signature(extractor.__call__).parameters
         self.options = {"return_attention_mask": True} if can_mask and self.masks else {}
 
@@ -161,8 +161,9 @@ def hidden_states(output: Any) -> Tensor | None:
 class HFAudio(Encoder):
     """Encode audio with a Hugging Face model: wav2vec 2.0, AST, Whisper, Parakeet, ...
 
-    Clips are padded with silence to a multiple of 0.1 s. How clips of several lengths run together
-    is measured when the encoder is built: a model with a window of fixed length sees that window,
+    Clips shorter than 0.1 s (of some models 0.2 to 0.4 s) are padded with silence.
+    How clips of several lengths run together is measured when the encoder is built: a model with a
+    window of fixed length sees that window,
     and where its tokens are ordered by time (Whisper), those after the clip's end are masked.
     Features as long as the clip are padded, with the model's own mask, if that changes no row;
     otherwise, and for waves, rows of equal length run together. Of codecs (EnCodec, DAC) the
@@ -227,7 +228,7 @@ class HFAudio(Encoder):
 
     def processor(self, train: bool) -> Processor:
         if self.is_on_waves:
-            return WaveProcessor(self.rate, self.longest, STEP, num_windows=self.windows)
+            return WaveProcessor(self.rate, self.longest, LEAST, num_windows=self.windows)
         return FeatureProcessor(
             self.extractor,
             self.rate,
@@ -304,7 +305,7 @@ class HFAudio(Encoder):
     def _measure(self, source: str) -> None:
         """Find how clips of several lengths run: of the ways, the first that changes no row."""
         draw = torch.Generator().manual_seed(0)
-        waves = [0.1 * torch.randn(round(x * self.rate), generator=draw) for x in (0.5, 0.9, 0.5)]
+        waves = [0.1 * torch.randn(round(x * self.rate), generator=draw) for x in (0.5, 0.87, 0.5)]
         clips = [Audio(wave, self.rate) for wave in waves]
         extractor = type(self.extractor).__name__
         with explained(f"{source}: {extractor} cannot prepare a clip of sound"):
@@ -334,8 +335,8 @@ class HFAudio(Encoder):
             raise ValueError(f"it makes {tuple(short)} of one and {tuple(long)} of a longer one")
         if axes:
             return [
-                LengthHandling(way=way, step=step, time_axis=axes[0])
-                for step in (STEP, LONG_STEP)
+                LengthHandling(way=way, least=least, time_axis=axes[0])
+                for least in LEASTS
                 for way in ("padded", "by length")
             ]
         windows = [LengthHandling(way="window"), LengthHandling(way="masked window")]
@@ -387,8 +388,8 @@ class HFAudio(Encoder):
             self.layout = LengthHandling(**read_json(file))
         except TypeError as error:
             raise FusionZooError(f"{file}: {one_line(error)}") from None
-        if self.layout.way not in WAYS or not 0 < self.layout.step <= LONG_STEP:
-            raise FusionZooError(f"{file}: way is none of {', '.join(WAYS)}, or step too long")
+        if self.layout.way not in WAYS or self.layout.least not in LEASTS:
+            raise FusionZooError(f"{file}: way is none of {', '.join(WAYS)}, or least too long")
         if self.layout.inner:
             self.net = self.net.encoder
 

@@ -211,8 +211,7 @@ def open_for_model(
         unweighted = {x: y for x, y in done.settings.items() if x != "weight_column"}
         done = replace(done, settings=unweighted)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
-        stored = {} if model.trained_on is None else model.trained_on.settings
-        columns = [x.get("columns") or {} for x in (stored, wanted)]
+        columns = [x.get("columns") or {} for x in (model.data_settings, wanted)]
         refuse_without_labels(done, [*(targets or ["target"])], *columns)
     done.show()
     if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
@@ -236,7 +235,9 @@ def _without_further_media(done: Completed, model: FusionModel) -> Completed:
 
 
 def _split_as_trained(dataset: PairedDataset, model: FusionModel) -> PairedDataset:
-    """Return the same samples; splits by hash are as where the model's labels are read."""
+    """Return the same samples; splits by hash are as where the model's labels are read, and images
+    have the range of training."""
+    dataset = dataset.read_as(model.data_settings)
     if not (model.classes or model.targets):
         return dataset
     return dataset.split_by_labels({target.name: target.kind for target in model.answer_targets})

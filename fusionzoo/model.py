@@ -542,6 +542,11 @@ class FusionModel(nn.Module):
         write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
 
+    @property
+    def data_settings(self) -> Mapping[str, Any]:
+        """The settings of the training data, as `--data` has them; empty where not known."""
+        return {} if self.trained_on is None else self.trained_on.settings
+
     def batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
         """Turn raw samples, or rows of a table, into a batch on the model's device.
 
@@ -583,10 +588,10 @@ class FusionModel(nn.Module):
         from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows
 
         if isinstance(samples, PairedDataset):
-            return samples
+            return samples.read_as(self.data_settings)
         if isinstance(samples, Mapping | str):
             raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        stored = {} if self.trained_on is None else self.trained_on.settings
+        stored = self.data_settings
         if holds_rows(samples, stored, self.modalities):
             return open_rows(samples, stored, self.modalities)
         return _RawSamples(self, [*samples])
@@ -597,7 +602,7 @@ class FusionModel(nn.Module):
 
     def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:
         """Decode a raw sample; `number` is its place in messages, and its id."""
-        from fusionzoo.datasets.media.decode import decode
+        from fusionzoo.datasets.opening.raw_rows import read_value
 
         if isinstance(raw, Sample):
             return raw
@@ -607,9 +612,10 @@ class FusionModel(nn.Module):
                     f"sample {number}: the model has no modality {name!r}."
                     f"{did_you_mean(name, self.encoders)} It has: {', '.join(self.encoders)}."
                 )
-        kinds = self.modalities
-        raw_values = {name: raw.get(name) for name in self.encoders}
-        values = {m: None if x is None else decode(kinds[m], x) for m, x in raw_values.items()}
+        values = {
+            name: read_value(name, kind, raw.get(name), self.data_settings)
+            for name, kind in self.modalities.items()
+        }
         return Sample(str(number), "", None, values)
 
 

@@ -34,6 +34,7 @@ from .audio import Segment, decode_audio, is_video
 from .budgets import check_budget, check_image, check_shape, file_size
 from .formats import how_to_convert
 from .items import decode_items
+from .ranges import DEEP, Range, scaled_to_bytes
 from .video import decode_video
 
 SVG_SIDE = 512  # pixels of the rendered drawing's longer side
@@ -89,7 +90,6 @@ T = TypeVar("T")
 # Of Pillow's formats; some others run a program (EPS runs Ghostscript).
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
-ROWS = 64  # of an image that are scaled at a time
 SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -218,14 +218,17 @@ def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
     return torch.as_tensor(array)
 
 
-def decode(kind: str, value: Any) -> Any:
-    """Decode a value of one of `KINDS`, as `Sample` describes; a list has several items."""
+def decode(kind: str, value: Any, image_range: Range | None = None) -> Any:
+    """Decode a value of one of `KINDS`, as `Sample` describes; a list has several items.
+
+    `image_range` is that of images of more than 8 bits, see `decode_image`.
+    """
     if kind in ("image", "audio") and isinstance(value, list):
-        return decode_items(value, partial(decode, kind))
+        return decode_items(value, partial(decode, kind, image_range=image_range))
     if kind in ("image", "audio") and is_video(value):
         return decode_video(kind, value)
     decoders: dict[str, Callable[[Any], Any]] = {
-        "image": decode_image,
+        "image": partial(decode_image, image_range=image_range),
         "audio": decode_audio,
         "text": decode_text,
         "tabular": read_cells,
@@ -258,24 +261,25 @@ def _decode_item(kind: str, part: Segment) -> Any:
         raise FusionZooError(f"{item}: {error}") from error
 
 
-def decode_image(source: Any) -> Tensor:
+def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
     """Return RGB, uint8 (3, H, W), from a path, bytes, a PIL image, or an array.
 
-    Transparent pixels are blended with white; 16-bit, palette and CMYK images are converted; the
-    EXIF orientation is applied; an animation gives its first frame. Arrays are uint8 (H, W),
-    (H, W, 3) or (3, H, W).
+    Transparent pixels are blended with white; palette and CMYK images are converted; the EXIF
+    orientation is applied; an animation gives its first frame. Of more than 8 bits, the values of
+    `image_range` become 0 to 255, what lies outside is cut off; without it those of 16 bits are 0
+    to 65535, and an image of 32 bits is an error. Arrays are uint8 (H, W), (H, W, 3) or (3, H, W).
     """
     if isinstance(source, np.ndarray | Tensor):
         image = _image_from_array(torch.as_tensor(source))
         check_image(image.shape[2], image.shape[1], "the image")
         return image
     if not isinstance(source, str | Path | bytes):
-        return _load(_open(source, "the image"), "the image")
+        return _load(_open(source, "the image"), "the image", image_range)
     path, data = _read(source, "image file")
     data = render(data, path) if _is_svg(path, data) else data
     if not data.startswith(b"\xff\xd8\xff"):
         with _pillow_warnings_named(path):
-            return _load(_open(data, path), path)
+            return _load(_open(data, path), path, image_range)
     size, orientation = jpeg_size(data), jpeg_orientation(data)
     if size is None or orientation is None:
         with _pillow_warnings_named(path):
@@ -387,12 +391,12 @@ def _open(source: Any, path: str) -> Any:
     return image
 
 
-def _load(image: Any, path: str) -> Tensor:
+def _load(image: Any, path: str, image_range: Range | None) -> Tensor:
     """Decode an image to RGB and apply its EXIF orientation."""
     named = _stderr_named(path) if image.format == "TIFF" else nullcontext()
     with explained(f"{path} cannot be read as an image"), named:
         image.load()
-    return _turned(_to_rgb(image, path), _orientation(image, path))
+    return _turned(_to_rgb(image, path, image_range), _orientation(image, path))
 
 
 def _orientation(image: Any, path: str) -> Any:
@@ -416,12 +420,12 @@ def _is_svg(path: str, data: bytes) -> bool:
     return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
-def _to_rgb(image: Any, path: str) -> Tensor:
+def _to_rgb(image: Any, path: str, image_range: Range | None) -> Tensor:
     """Blend with white where transparent, and convert to RGB."""
     from PIL import Image
 
-    if image.mode.startswith(("I", "F")):  # 16 bits and more: Pillow would clip, not scale
-        image = Image.fromarray(_scaled_to_bytes(np.asarray(image), image.mode, path))
+    if image.mode.startswith(DEEP):  # which Pillow would clip, not scale
+        image = Image.fromarray(scaled_to_bytes(image, path, image_range))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -430,32 +434,6 @@ def _to_rgb(image: Any, path: str) -> Tensor:
     # Taking one band after the other is up to five times as fast as transposing.
     bands = bytearray().join([rgb.tobytes("raw", band) for band in "RGB"])
     return torch.frombuffer(bands, dtype=torch.uint8).reshape(3, rgb.height, rgb.width)
-
-
-def _scaled_to_bytes(values: np.ndarray, mode: str, path: str) -> np.ndarray:
-    """Scale 16-bit or 32-bit values to uint8, some rows at a time to save memory."""
-    lowest, highest = float(values.min()), float(values.max())
-    if not (np.isfinite(lowest) and np.isfinite(highest)):
-        raise FusionZooError(f"{path} contains values that are not finite")
-    # The range of 32-bit values is unknown: assume the smallest usual one that contains them.
-    ranges = (65535,) if mode.startswith("I;16") else (1, 255, 65535)
-    top = next((top for top in ranges if highest <= top), highest)
-    if lowest < -top / 255:  # less than a grey level: an error of rounding
-        raise FusionZooError(
-            f"{path} has values from {lowest:g} to {highest:g}, and black would be 0: map a range"
-            " that is the same for all images to 0..65535, and store them as 16 bits, unsigned"
-        )
-    if top not in ranges:
-        warn_of_file(
-            path,
-            "values above 65535 are divided by the image's own maximum; divide those of all images"
-            " by the same",
-        )
-    scaled = np.empty(values.shape, np.uint8)
-    for start in range(0, len(values), ROWS):
-        rows = slice(start, start + ROWS)
-        scaled[rows] = (values[rows].astype(np.float64) * (255 / top)).clip(0, 255).astype(np.uint8)
-    return scaled
 
 
 def _image_from_array(array: Tensor) -> Tensor:

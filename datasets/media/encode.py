@@ -11,10 +11,12 @@ import numpy as np
 from fusionzoo.errors import explained
 
 from .decode import decode
+from .ranges import is_deep
 
 
 def media_bytes(kind: str, value: Any) -> bytes:
-    """Return an image or clip as bytes; what is no file yet as PNG, or WAV of 32-bit floats."""
+    """Return an image or clip as bytes; what is no file yet as PNG, TIFF if it
+    has more than 8 bits, or WAV of 32-bit floats."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Path):
@@ -24,6 +26,9 @@ def media_bytes(kind: str, value: Any) -> bytes:
     if kind == "image":
         from PIL import Image
 
+        if is_deep(value):  # whose range is another's to say
+            value.save(buffer, format="tiff")
+            return buffer.getvalue()
         pixels = np.ascontiguousarray(decode(kind, value).permute(1, 2, 0).numpy())
         Image.fromarray(pixels).save(buffer, format="png", compress_level=1)
     else:

@@ -26,6 +26,7 @@ from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_w
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator"),
     *("weight_column", "paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
+    "image_range",
 )
 PERCENT = "%"
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins
@@ -45,7 +46,8 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     """Return settings that read a table as the one in `stored`; absent columns are added, empty."""
     chosen = resolve_name(settings)
     if chosen["name"] != TABLE or stored.get("name") != TABLE:
-        return Completed(settings=chosen)
+        of_images = {x: stored[x] for x in ("image_range",) if x in stored}
+        return Completed(settings={**of_images, **chosen})
     remembered = {*(stored.get("columns") or {})} - {*(chosen.get("columns") or {})}
     described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
     for name in ("columns", "kinds"):

@@ -9,7 +9,10 @@ from typing import Any
 from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
 
+from ..media.decode import decode
+from ..media.ranges import range_of
 from ..paired import PairedDataset
+from ..sources.columns import read_row
 from ..sources.in_memory import read_objects
 from ..sources.infer import named_columns
 from ..sources.open_table import open_table
@@ -59,7 +62,23 @@ def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str
     names = [name for name in dataset.modalities if name in modalities]
     if not names:
         raise FusionZooError(f"the model reads {', '.join(modalities)}, which the rows do not have")
-    return dataset.only(names)
+    return dataset.only(names).read_as(stored)
+
+
+def cell_settings(stored: Mapping[str, Any], modality: str) -> dict[str, Any]:
+    """Return how the cells of a tabular modality are read; of joined tables, in its own."""
+    joined = (stored.get("join") or {}).get(modality)
+    source = joined if isinstance(joined, Mapping) else stored
+    return {name: source[name] for name in ("kinds", "decimal", "na") if source.get(name)}
+
+
+def read_value(name: str, kind: str, value: Any, stored: Mapping[str, Any]) -> Any:
+    """Decode a value of a modality, read as in the training data that `stored` describes."""
+    if value is None:
+        return None
+    if kind == "tabular":
+        return read_row(value, TableSettings.of({**cell_settings(stored, name), "targets": {}}))
+    return decode(kind, value, range_of(stored.get("image_range"), name))
 
 
 def _without_roles(loaded: Loaded, settings: Mapping[str, Any]) -> Loaded:

@@ -21,6 +21,7 @@ from ..media.audio import Segment, is_video
 from ..media.decode import decode
 from ..media.encode import media_bytes
 from ..media.items import each_item
+from ..media.ranges import is_deep
 from ..tables.provenance import with_kinds
 from .storage import STORED
 
@@ -90,9 +91,12 @@ def suffix_of(kind: str, value: Any) -> str:
 
 
 def _smaller_image(source: Path | bytes, data: bytes) -> bytes:
-    """Return an image whose shorter side is at most 256: photos as JPEG, the rest as PNG."""
+    """Return an image whose shorter side is at most 256: photos as JPEG, the rest as PNG; one of
+    more than 8 bits is kept."""
     from PIL import Image
 
+    if is_deep(data):
+        return data
     pixels = decode("image", source)  # (3, H, W)
     height, width = pixels.shape[1:]
     is_read_as_is = data.startswith((b"\xff\xd8\xff", b"\x89PNG"))

@@ -6,9 +6,11 @@ import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
 
+from fusionzoo.cells import NUMBER as NUMBER_PATTERN
 from fusionzoo.errors import FusionZooError
 
 from ..tables.arrow import ArrowColumn
@@ -27,6 +29,7 @@ TIMED = "time"  # behind the order of dates whose hours count
 EXCEL_START = datetime.date(1899, 12, 30)
 MAX_EXCEL_DAY = 2_958_465  # 9999-12-31
 EPOCH = datetime.date(1970, 1, 1)
+DATE_PARTS = ("year", "days", "month", "weekday", "hour")  # columns that a date becomes
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the locale
 SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
@@ -67,6 +70,48 @@ def number_and_unit(cell: str) -> tuple[str, str] | None:
     if match is None or (match["before"] and match["behind"]):
         return None
     return match["number"], match["before"] or match["behind"] or ""
+
+
+def number_patterns(unit: str, comma: bool) -> dict[str, str]:
+    """Return how other programs read numbers of a unit: patterns of Python and JavaScript alike.
+
+    A group of `pattern` is the number; one that `thousands` matches loses the signs `between`.
+    """
+    number = CELL.pattern.partition("(?P<number>")[2].partition(r")\s*(?P<behind>")[0]
+    sign = re.escape(unit)
+    before = rf"{sign}\s*({number})|" if unit and unit in "$€£¥" else ""
+    return {
+        "pattern": rf"{before}({number})\s*(?:{sign})?",
+        "thousands": THOUSANDS[comma].pattern,
+        "between": r"[.'\s]" if comma else r"[,'\s]",
+    }
+
+
+def date_patterns(kind: str) -> dict[str, Any]:
+    """Return how other programs read dates of a kind: patterns of Python and JavaScript alike, with
+    the names of their groups, the parts that each date becomes, and which of the hours count."""
+    detail = kind.partition(" ")[2]
+    order, timed = order_of(detail) or "excel", detail.endswith(TIMED)
+    clock = r"(?:.*[ T,])?([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?"
+    zone = r"\s*(?:Z|([+-][0-9]{2}):?([0-9]{2})?)?"
+    day, year, names = "([0-9]{1,2})", "([0-9]{4})", ["hour", "minute", "second"]
+    iso = rf"{year}[-/.]{day}[-/.]{day}(?:[ T]{clock}{zone}|[ T].*)?"
+    patterns: list[tuple[str, list[str]]] = [
+        (iso, ["year", "month", "day", *names, "ahead", "minutes_ahead"])
+    ]
+    if order in ("dmy", "mdy"):
+        first = ["day", "month"] if order == "dmy" else ["month", "day"]
+        numeric = rf"{day}([./-]){day}\2([0-9]{{4}}|[0-9]{{2}})(?:[ T,]{clock}|[ T,].*)?"
+        patterns.append((numeric, [first[0], "sign", first[1], "year", *names]))
+    if order == "excel":
+        patterns = [(rf"({NUMBER_PATTERN.replace('(', '(?:')})", ["serial"])]
+    return {
+        "patterns": patterns,
+        "parts": DATE_PARTS if timed else DATE_PARTS[:-1],
+        "clock": names if timed else [],
+        "timed": timed,
+        "weekdays": WEEKDAYS,
+    }
 
 
 def without_thousands(number: str, comma: bool) -> str:

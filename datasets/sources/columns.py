@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fusionzoo.cells import fold
+from fusionzoo.cells import Cell, fold, read_cells
 from fusionzoo.errors import FusionZooError, check_known, explained, one_line
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
@@ -36,7 +36,7 @@ from ..tables.tabular import join_cells
 from .cell_kinds import NUMBER, convert_cells
 from .table_settings import Roles, TableSettings
 
-COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)\s*$"
+COMMA_NUMBER = r"^\s*([+-]?[0-9]*),([0-9]+(?:[eE][+-]?[0-9]+)?)\s*$"
 NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold numbers
 
 
@@ -198,7 +198,10 @@ class Columns:
             return column
         text = column.cast(pa.string())
         stripped = pc.utf8_trim_whitespace(text)
-        return self._decimal_points(self._without_missing(role, text, stripped, True))
+        present = self._without_missing(role, text, stripped, True)
+        is_number = self.settings.cell_kinds.get(fold(role.strip()), "").startswith(NUMBER)
+        # In `converted`, behind the signs between thousands: `1,234` is none of them.
+        return present if is_number else self._decimal_points(present)
 
     def converted(self, name: str, column: ArrowColumn) -> tuple[dict[str, ArrowColumn], bool]:
         """Return what a column becomes by its cells' kind, and whether they are categories."""
@@ -401,6 +404,18 @@ def _refuse_labels(
                     f"{table.source}: column {column!r} is the {roles[fold(column)]}, and"
                     f" --data.columns.{name} names it as an input: choose one"
                 )
+
+
+def read_row(value: Any, settings: TableSettings) -> dict[str, Cell] | None:
+    """Return a row's cells, by column, as those of a table with these settings become an encoder's;
+    None if all of them are empty."""
+    cells = read_cells(value)
+    if cells is None or not (settings.cell_kinds or settings.na or settings.decimal != "."):
+        return cells
+    table = pa.table({name: [cell] for name, cell in cells.items()})
+    columns = Columns(Loaded(table=table, source="the row", has_nulls=True), {}, settings)
+    row: dict[str, Cell] | None = _join(columns, table.column_names)[0].as_py()
+    return row
 
 
 def _join(table: Columns, names: list[str]) -> pa.StructArray:

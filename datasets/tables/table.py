@@ -15,6 +15,7 @@ from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, kind_of, sorted_words
 
+from ..media.ranges import Ranges
 from .arrow import ArrowColumn, first_true
 from .paths import NUMBER
 from .provenance import Provenance
@@ -300,6 +301,7 @@ class Samples(Protocol):
     source: str
     allow_outside: bool
     frames: int | None
+    image_range: Ranges
     provenance: Provenance
     scheme: tuple[Target, ...] | None
     classes: list[str]
@@ -324,6 +326,7 @@ class Samples(Protocol):
     def check_modality(self, name: str) -> None: ...
     def reference(self, name: str, row: int) -> Any: ...
     def references(self, modality: str) -> list[Any]: ...
+    def decode(self, name: str, value: Any) -> Any: ...
     def column(self, name: str) -> list[Any]: ...
     def chosen(self, name: str) -> ArrowColumn: ...
 

@@ -22,7 +22,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.inputs.command import check_splits, is_split_file, split_words
-from fusionzoo.inputs.data import VAL_SHARE, open_dataset, with_validation
+from fusionzoo.inputs.data import VAL_SHARE, open_dataset, with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
@@ -272,6 +272,7 @@ def open_bench(
     else:
         opened = open_dataset(cfg.data, targets_of(cfg), data)
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
+    cfg, opened = with_image_range(cfg, opened)
     if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
     encoders, encoder_notes = encoders_at_hand(opened, cfg.encoders)

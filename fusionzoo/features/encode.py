@@ -21,6 +21,7 @@ from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.media.arrays import ArrayItem
 from fusionzoo.datasets.media.audio import Segment
 from fusionzoo.datasets.media.decode import decode
+from fusionzoo.datasets.media.ranges import range_of
 from fusionzoo.datasets.tables.table import check_unedited
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
@@ -28,7 +29,7 @@ from fusionzoo.plugins import code_digest
 from fusionzoo.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 
-FORMAT = 5  # of an entry; also raised when an encoder or processor computes something else
+FORMAT = 6  # of an entry; also raised when an encoder or processor computes something else
 # Settings that decide which weights an encoder has, or which of them learn: `weights` of an entry
 # has their digest.
 OF_WEIGHTS = ("freeze", "weights", "pretrained", "match", "prefix", "init")
@@ -268,7 +269,9 @@ def fingerprint(dataset: PairedDataset, modality: str) -> str:
     """Return the hash of ids and values: contents in memory, size and time of files."""
     check_unedited(dataset, "looked up in the cache of features")
     digest = hashlib.sha256()
-    kind = dataset.modalities[modality]
+    kind, image_range = dataset.modalities[modality], range_of(dataset.image_range, modality)
+    if image_range is not None:
+        digest.update(f"{image_range}".encode())
     for sample_id, value in zip(dataset.ids, dataset.references(modality), strict=True):
         digest.update(f"\0{sample_id}\0".encode())
         for part in value_bytes(value, kind):

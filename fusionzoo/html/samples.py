@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media.decode import decode
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Clip
 
@@ -72,7 +71,7 @@ def _show(dataset: PairedDataset, name: str, row: int, plays: bool) -> Preview |
         return None
     kind = dataset.modalities[name]
     try:
-        value = decode(kind, reference)
+        value = dataset.decode(name, reference)
         count = len(value) if isinstance(value, list) and kind in ("image", "audio") else 1
         first = value[0] if count > 1 else value
         more = f", the first of {count}" if count > 1 else ""

@@ -19,7 +19,9 @@ from fusionzoo.config import from_settings, split_name
 from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets import create_dataset as open_data
+from fusionzoo.datasets.media.audio import spread
 from fusionzoo.datasets.media.formats import SUFFIXES
+from fusionzoo.datasets.media.ranges import Range, extremes_of, is_deep, usual_range
 from fusionzoo.datasets.opening.load import load_table
 from fusionzoo.datasets.opening.naming import IN_MEMORY, settings_of
 from fusionzoo.datasets.sources.columns import HUGGING_FACE, TEXT_TYPES
@@ -35,6 +37,7 @@ from fusionzoo.structures import KINDS
 from .command import R, complete_data, complete_to_train, with_targets
 
 VAL_SHARE = 0.1  # of the training samples, where the data has no validation split
+MOST_OPENED, MOST_MEASURED = 1000, 64  # training images whose header, and values, tell their range
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 InMemory = PairedDataset | dict[str, Any] | None  # settings, whose `root` is a table of objects
 C = TypeVar("C")
@@ -166,6 +169,46 @@ def with_validation(cfg: R, dataset: PairedDataset) -> tuple[R, PairedDataset]:
         return cfg, dataset
     held_out = dataset.hold_out(VAL_SHARE)
     return replace(cfg, data={**cfg.data, "val_share": VAL_SHARE}), held_out
+
+
+def with_image_range(cfg: R, dataset: PairedDataset) -> tuple[R, PairedDataset]:
+    """Learn which values are black and white in images of more than 8 bits, of modalities for which
+    the settings do not say it; the settings say so, for the model and whoever opens the data again.
+    """
+    setting = dataset.image_range
+    if setting is not None and not isinstance(setting, Mapping):
+        return cfg, dataset
+    ranges: dict[str, Any] = dict(setting or {})
+    for name in ranges:
+        dataset.check_modality(name)
+    for name, kind in dataset.modalities.items():
+        if kind == "image" and name not in ranges and (pair := _learn_range(dataset, name)):
+            ranges[name] = list(pair)
+    if len(ranges) == len(setting or {}):
+        return cfg, dataset
+    return replace(cfg, data={**cfg.data, "image_range": ranges}), dataset.with_policy(
+        image_range=ranges
+    )
+
+
+def _learn_range(dataset: PairedDataset, name: str) -> Range | None:
+    """Return the range of a modality's training images; None: none of them has more than 8 bits.
+
+    Of at most `MOST_OPENED` images the header is read, and of `MOST_MEASURED` of those with more
+    bits the values: evenly spaced ones, or the first of shards.
+    """
+    train = dataset.split("train") if "train" in dataset.splits else dataset
+    column = [*dataset.modalities].index(name)
+    rows = train.rows[train.present[:, column]].tolist()
+    rows = rows[:MOST_MEASURED] if train.blocking() else spread(rows, MOST_OPENED)
+    values = [dataset.reference(name, row) for row in rows]
+    items = [x for value in values for x in (value if isinstance(value, list) else [value])]
+    deep = spread([x for x in items if is_deep(x)], MOST_MEASURED)
+    extremes = [x for item in deep if (x := extremes_of(item)) is not None]
+    if not extremes:
+        return None
+    lowest, highest = zip(*extremes, strict=True)
+    return usual_range(min(lowest), max(highest))
 
 
 def read_data(data: Data) -> Data:

@@ -14,7 +14,7 @@ from fusionzoo.devices import is_out_of_memory, seed_everything
 from fusionzoo.distributed import World, from_main, wrap
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
-from fusionzoo.inputs.data import open_dataset, with_validation
+from fusionzoo.inputs.data import open_dataset, with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
@@ -126,7 +126,9 @@ def open_data(
         dataset = open_dataset(data.to_open, targets_of(cfg))
     else:
         dataset = open_dataset(cfg.data, targets_of(cfg), data)
-    return (cfg, dataset) if cfg.train.select == "last" else with_validation(cfg, dataset)
+    if cfg.train.select != "last":
+        cfg, dataset = with_validation(cfg, dataset)
+    return with_image_range(cfg, dataset)
 
 
 def build_trainer(

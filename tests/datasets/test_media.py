@@ -18,10 +18,13 @@ import soundfile
 import torch
 from PIL import Image, ImageOps, PngImagePlugin, TiffImagePlugin
 
+import fusionzoo as fz
 from fusionzoo import create_dataset
+from fusionzoo.config import RunConfig
 from fusionzoo.datasets.media.audio import decode_audio
 from fusionzoo.datasets.media.decode import decode, decode_image, decode_text, jpeg_size
 from fusionzoo.errors import FusionZooError
+from fusionzoo.inputs.data import with_image_range
 
 RED = (200, 30, 40)
 
@@ -73,21 +76,14 @@ def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
     assert (decode_image(saved(Image.fromarray(dark), tmp_path / "b.png")) == 1).all()
 
 
-@pytest.mark.parametrize("largest", [1, 255, 65535, 1e6])
-@pytest.mark.parametrize("lowest", [0, -1e-6])  # an error of rounding
-def test_of_thirty_two_bits_the_usual_range_is_taken(largest: float, lowest: float) -> None:
-    wide = np.array([[lowest, largest / 2, largest]], dtype=np.float32)
-    assert decode_image(Image.fromarray(wide))[0, 0].tolist() == [0, 127, 255]
-
-
 RAMP = np.linspace(0, 1, 64)[None]
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ((2 * RAMP - 1).astype(np.float32), "has values from -1 to 1, and black would be 0"),
-        ((255 * RAMP - 20).astype(np.float32), "has values from -20 to 235"),
+        (RAMP.astype(np.float32), "has 32 bits, and values from 0 to 1: .*image_range 0,1 says"),
+        ((255 * RAMP - 20).astype(np.int32), "values from -20 to 235: .*image_range -20,255 says"),
         (np.where(RAMP < 0.1, -np.inf, RAMP).astype(np.float32), "that are not finite"),
         (np.where(RAMP > 0.9, np.nan, RAMP).astype(np.float32), "that are not finite"),
     ],
@@ -110,18 +106,87 @@ def test_signed_values_of_eight_bits_are_refused(tmp_path: Path) -> None:
         decode_image(path)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_values_beyond_the_usual_ranges_are_scaled_and_said(
+@pytest.mark.parametrize(
+    ("dtype", "ending"),
+    [(np.uint16, "png"), (np.uint16, "tiff"), (np.int32, "tiff"), (np.float32, "tiff")],
+)
+def test_images_of_more_than_eight_bits_have_the_range_of_the_data(
     dtype: Any,
+    ending: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fusionzoo.errors._warned", {})
-    path = saved(Image.fromarray((100_000 * RAMP).astype(dtype)), tmp_path / "scan.tiff")
-    assert len(decode_image(path).unique()) == 64
-    (record,) = caplog.records
-    assert record.getMessage().startswith(f"{path}: values above 65535 are divided by the image's")
+    steps = np.array([[0, 100, 1000, 2000, 4000, 4095]]).astype(dtype)
+    path = saved(Image.fromarray(steps), tmp_path / f"scan.{ending}")
+    greys = decode_image(path, (0, 4000))[0, 0].tolist()
+    assert greys == [0, 6, 63, 127, 255, 255]
+    assert decode_image(path, (1000, 2000))[0, 0].tolist() == [0, 0, 0, 255, 255, 255]
+    assert "17% of its values lie outside of 0 to 4000" in caplog.text
+
+
+def deep_table(folder: Path, highest: float, ending: str = "tiff", dtype: Any = np.uint16) -> str:
+    """A table of 12 pictures whose values rise from row to row up to `highest`, in the last one."""
+    rows = ["id,scan,split,target"]
+    for row in range(12):
+        values = np.full((6, 6), highest * (row + 1) / 12).astype(dtype)
+        saved(Image.fromarray(values), folder / f"{row}.{ending}")
+        split = "train" if row % 2 else "val"
+        rows.append(f"{row},{row}.{ending},{split},{'ab'[row % 3 == 0]}")
+    (folder / "t.csv").write_text("\n".join(rows))
+    return str(folder / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("highest", "dtype", "white"),
+    [(4071, np.uint16, 4095), (1.02, np.float32, 1.02), (300, np.int32, 300), (1000, "i4", 1023)],
+)
+def test_one_range_is_learnt_for_all_images_of_a_data_set(
+    highest: float, dtype: Any, white: float, tmp_path: Path
+) -> None:
+    settings = {"root": deep_table(tmp_path, highest, dtype=dtype), "kinds": {"scan": "image"}}
+    dataset = fz.create_dataset("manifest", **settings)
+    cfg, learned = with_image_range(RunConfig(data=settings), dataset)
+    assert cfg.data["image_range"] == {"scan": [0, pytest.approx(white)]}
+    assert "in scan (--data.image_range)" in learned.provenance.reading[-1]
+    again = fz.create_dataset("manifest", **{**settings, "image_range": [0, 2 * white]})
+    assert with_image_range(RunConfig(), again)[1] is again
+    greys = [[int(x[row].values["scan"].max()) for row in (5, 11)] for x in (learned, again)]
+    assert greys[0] == [pytest.approx(2 * x, abs=1) for x in greys[1]]
+    assert again.split("train")[0].values["scan"].max() < again[11].values["scan"].max()
+
+
+@pytest.mark.parametrize("ranges", [[0], [5, 5], [0, "x"], [0, float("nan")], {"scan": [3, 1]}, 7])
+def test_a_range_that_is_none_is_one_clear_error(ranges: Any, tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match="image_range"):
+        fz.create_dataset(
+            "manifest",
+            root=deep_table(tmp_path, 4000),
+            kinds={"scan": "image"},
+            image_range=ranges,
+        )
+
+
+@pytest.mark.slow
+def test_a_model_reads_images_in_the_range_of_its_training(tmp_path: Path) -> None:
+    table = deep_table(tmp_path, 4000, dtype=np.int32)
+    net = {"name": "timm/resnet10t", "pretrained": False, "size": 32}
+    run = fz.train(
+        table,
+        kinds={"scan": "image"},
+        encoders={"scan": net},
+        epochs=1,
+        fusion="mean",
+        out=tmp_path / "run",
+    )
+    model = fz.load(run.folder)
+    assert model.data_settings["image_range"] == {"scan": [0, 4095]}
+    pixels = model.batch([{"scan": str(tmp_path / "11.tiff")}]).inputs["scan"]["pixels"]
+    assert pixels.unique().tolist() == [4000 * 255 // 4095]
+    answer = model.predict([{"scan": str(tmp_path / "11.tiff")}])[0].probabilities
+    predicted = fz.predict(run, table, split="all").to_pylist()
+    assert predicted[11]["p_a"] == pytest.approx(answer["a"], abs=1e-4)
 
 
 BLOCKS = np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)  # no symmetry

@@ -172,6 +172,10 @@ SOUND: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {  # settings, ex
         {**SMALL, "feature_projection_input_dim": 160, "output_hidden_size": 16},
         *("SeamlessM4TFeatureExtractor", {}),
     ),
+    "wav2vec2": (
+        {**SMALL, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 16},
+        *("Wav2Vec2FeatureExtractor", {}),
+    ),
     "speech_to_text": (
         {**HALF, **OTHER, "d_model": 16, "vocab_size": 60, "conv_channels": 16},
         *("Speech2TextFeatureExtractor", {}),

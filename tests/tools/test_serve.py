@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ from PIL import Image
 import fusionzoo
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
-from fusionzoo.tools.serve.server import ServeConfig, build_app, server_of
+from fusionzoo.tools.serve.server import ServeConfig, build_app
+from helpers.serving import serving
 
 requests = pytest.importorskip("requests")
 pytestmark = pytest.mark.needs("fastapi")
@@ -59,22 +59,6 @@ def build() -> FusionModel:
 
     torch.manual_seed(0)
     return create_model({"name": "gmu", "dim": 8}, ENCODERS, classes=["cat", "dog"]).eval()
-
-
-@contextmanager
-def serving(model: FusionModel, **settings: Any) -> Iterator[str]:
-    """Run the server in a thread, and yield its address."""
-    cfg = ServeConfig(**settings)
-    server = server_of(build_app(cfg, model), cfg)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        listener.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.media.decode import decode
 from fusionzoo.datasets.tables.paths import Refusal
 from fusionzoo.datasets.tables.provenance import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
@@ -308,7 +307,7 @@ def _scan_modality(
 
     def read(row: int) -> Measurement | str:
         try:
-            return measure(kind, decode(kind, dataset.reference(name, row)))
+            return measure(kind, dataset.decode(name, dataset.reference(name, row)))
         except FusionZooError as error:
             return str(error)
         except (OSError, ValueError, TypeError, RuntimeError) as error:

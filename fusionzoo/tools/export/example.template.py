@@ -1,10 +1,12 @@
-"""Answer raw samples: python example.py image=cat.png text="a cat" audio=cat.ogg
+"""Answer raw samples: python example.py image=cat.png text="a cat" tabular='{"age": 31}'
 
-Leave out what a sample lacks.
+Leave out what a sample lacks; numbers and cells are JSON.
 """
 
+import datetime
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ def image(path: Any, by: Any) -> Inputs:
     from PIL import Image, ImageOps
 
     drawn = ImageOps.exif_transpose(Image.open(path) if path else Image.new("RGB", (8, 8)))
+    if drawn.mode[0] in "IF":  # of 16 or 32 bits
+        if not (by["range"] or drawn.mode.startswith("I;16") or drawn.format == "PNG"):
+            raise ValueError("an image of 32 bits, of which the model knows no range")
+        low, high = by["range"] or (0, 65535)
+        shades = (np.asarray(drawn).astype(float) - low) * (255 / (high - low))
+        drawn = Image.fromarray(shades.clip(0, 255).astype(np.uint8))
     white = Image.new("RGBA", drawn.size, "white")
     picture = Image.alpha_composite(white, drawn.convert("RGBA")).convert("RGB")
     (high, wide), (tall, broad) = by["size"], by["resized"]
@@ -62,15 +70,20 @@ def wave(path: Any, by: Any) -> Inputs:
         periods = np.lib.stride_tricks.sliding_window_view(padded, filters.shape[1])[::old]
         sound = (periods @ filters.T).ravel()[: -(-len(sound) * new // old)]
     sound = sound[max(0, len(sound) - by["most"]) // 2 :][: by["most"]]
-    if by["step"]:
-        step = round(by["step"] * by["rate"])
-        sound = np.pad(sound, (0, max(step, -(-len(sound) // step) * step) - len(sound)))
+    if by["least"]:
+        sound = np.pad(sound, (0, max(0, round(by["least"] * by["rate"]) - len(sound))))
     stored = np.rint(sound.clip(-1, 1) * by["peak"]).astype(np.int16)
     return {"wave": stored, "lengths": np.int64(len(stored))}
 
 
+def text(value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise ValueError(f"a {type(value).__name__} is not text")
+    return normalize("NFC", value or "")
+
+
 def bytes(value: Any, by: Any) -> Inputs:
-    ids = [by["start"], *normalize("NFC", value or "").encode()][: by["max_length"]]
+    ids = [by["start"], *text(value).encode()][: by["max_length"]]
     return {"input_ids": np.array(ids), "attention_mask": np.ones(len(ids), bool)}
 
 
@@ -78,32 +91,117 @@ def tokenizer(value: Any, by: Any) -> Inputs:
     from tokenizers import Tokenizer
 
     reader = Tokenizer.from_file(str(HERE / by["file"]))
-    line = by["prompt"] + normalize("NFC", value or "")
+    line = by["prompt"] + text(value)
     ids = reader.encode(line.lower() if by["lower_case"] else line).ids or [by["pad_id"]]
     return {"input_ids": np.array(ids), "attention_mask": np.ones(len(ids), bool)}
 
 
+def numbers(value: Any, shape: tuple[int, ...]) -> Any:
+    x = np.zeros(np.abs(shape)) if value is None else np.asarray(value)
+    x = x.astype(np.float32)
+    if x.ndim != len(shape) or x.shape[-1] != shape[-1] or not (x.size and np.isfinite(x).all()):
+        raise ValueError(f"expected finite numbers, {shape[-1]} a row, got {str(value)[:60]}")
+    return x
+
+
 def vector(value: Any, by: Any) -> Inputs:
-    return {"values": np.asarray([0] * by["width"] if value is None else value, np.float32)}
+    return {"values": numbers(value, (by["width"],))}
 
 
 def sequence(value: Any, by: Any) -> Inputs:
-    steps = np.asarray([[0] * by["width"]] if value is None else value, np.float32)
-    steps = steps[: by["max_length"]]
+    steps = numbers(value, (-1, by["width"]))[: by["max_length"]]
     return {"values": steps, "lengths": np.int64(len(steps))}
 
 
+def fold(name: str) -> str:
+    return normalize("NFC", name).strip().casefold()
+
+
+def cell_of(value: Any, by: Any) -> Any:
+    if isinstance(value, str):
+        return None if value.strip() in ("", *by["missing"]) else value.strip()
+    if not isinstance(value, int | float | None):
+        raise ValueError(f"a {type(value).__name__} is neither a number nor text")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None or np.isnan(value) else value
+
+
+def with_point(text: str, by: Any) -> str:
+    return re.sub(f"^{by['comma']}$", r"\1.\2", text) if by["comma"] else text
+
+
+def number(cell: Any, how: Any, by: Any) -> float:
+    plain, pattern = str(cell), how.get("pattern", "(.*)")
+    if whole := re.fullmatch(pattern, plain):
+        plain = next(x for x in whole.groups() if x is not None)
+        if "pattern" in how and re.fullmatch(how["thousands"], plain):
+            plain = re.sub(how["between"], "", plain)
+    plain = with_point(plain, by)
+    if not (re.fullmatch(by["number"], plain) and np.isfinite(float(plain))):
+        raise ValueError(f"column {how['name']!r}: {cell!r} is not a number of this model")
+    return float(plain)
+
+
+def category(cell: Any, by: Any) -> str:
+    if not isinstance(cell, str):
+        return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
+    text = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", normalize("NFC", with_point(cell, by)))
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def date(cell: Any, how: Any) -> dict[str, Any]:
+    tried = [(re.fullmatch(x, str(cell)), names) for x, names in how["patterns"]]
+    read = next((dict(zip(names, x.groups("0"), strict=True)) for x, names in tried if x), {})
+    start, clock = datetime.date(1970, 1, 1), [float(read.get(x, 0)) for x in how["clock"]]
+    try:
+        if "serial" in read:  # days of a spreadsheet
+            if not 1 <= float(read["serial"]) <= 2958465:
+                raise ValueError
+            seconds = (float(read["serial"]) - 25569) * 86400
+        else:
+            year = int(read["year"])
+            year += (len(read["year"]) == 2) * (1900 if year >= 70 else 2000)
+            day = datetime.date(year, int(read["month"]), int(read["day"]))
+            seconds = (day - start).days * 86400
+            seconds += sum(x * y for x, y in zip(clock, (3600, 60, 1), strict=False))
+            west = -1 if read.get("ahead", "").startswith("-") else 1
+            seconds -= how["timed"] * 3600 * float(read.get("ahead", 0))
+            seconds -= how["timed"] * 60 * west * float(read.get("minutes_ahead", 0))
+        days, rest = divmod(round(seconds, 3), 86400)
+        on = start + datetime.timedelta(days)
+    except (KeyError, ValueError, OverflowError):
+        raise ValueError(f"column {how['name']!r}: {cell!r} is no date of this model") from None
+    weekday = how["weekdays"][on.weekday()]
+    parts = (on.year, days, str(on.month), weekday, rest / 3600)
+    return dict(zip(how["parts"], parts, strict=False))
+
+
 def tabular(cells: Any, by: Any) -> Inputs:
+    hows, row = {fold(x["name"]): x for x in by["cells"]}, {}
+    for name, value in (dict.fromkeys(hows) if cells is None else cells).items():
+        cell, how = cell_of(value, by), hows.get(fold(name), {})
+        read = {fold(name): cell}
+        if "parts" in how:
+            parts = dict.fromkeys(how["parts"]) if cell is None else date(cell, how)
+            read = {f"{fold(name)} {part}": x for part, x in parts.items()}
+        if read.keys() & row.keys():
+            raise ValueError(f"column {name!r} is there twice")
+        row |= read
+    if odd := row.keys() ^ {fold(x["name"]) for x in by["columns"]}:
+        raise ValueError(f"columns that are missing, or not of this model: {', '.join(odd)}")
     values, codes, known = [], [], []
     for column in by["columns"]:
-        cell = (cells or {}).get(column["name"])
-        cell = normalize("NFC", cell) if isinstance(cell, str) else cell
-        is_number, names = "mean" in column and cell is not None, column.get("values", [])
-        scaled = (float(cell) - column["mean"]) / column["std"] if is_number else 0.0
+        key = fold(column["name"])
+        cell, is_number, scaled, code = row[key], "mean" in column, 0.0, 0
+        if cell is not None and is_number:
+            scaled = (number(cell, hows.get(key, column), by) - column["mean"]) / column["std"]
+        elif not is_number:
+            word = None if cell is None else category(cell, by)
+            code = 1 if cell is None else [*column["values"], word].index(word) + 2
         values.append(min(100.0, max(-100.0, scaled)))
-        codes.append(1 if cell is None else names.index(cell) + 2 if cell in names else 0)
+        codes.append(0 if code == len(column.get("values", ())) + 2 else code)
         known.append(cell is not None)
-    codes = [0 if "mean" in x else code for x, code in zip(by["columns"], codes, strict=True)]
     return {"values": np.float32(values), "codes": np.array(codes), "known": np.array(known)}
 
 
@@ -127,11 +225,18 @@ def ordinal(x: Any, target: Any) -> Any:
 
 def answer(sample: dict[str, Any]) -> dict[str, Any]:
     """Return {target: answer}: a probability of each class, or a number."""
-    inputs = {"present": np.array([[sample.get(name) is not None for name in ABOUT["modalities"]]])}
+    if odd := sample.keys() - ABOUT["modalities"].keys():
+        raise ValueError(f"the model reads {', '.join(ABOUT['modalities'])}, not {', '.join(odd)}")
+    inputs, present = {}, []
     for name, about in ABOUT["modalities"].items():
-        prepare = globals()[about["processor"]["by"]]
-        for key, x in prepare(sample.get(name), about["processor"]).items():
-            inputs[f"{name}.{key}"] = x[None]
+        prepare, value = globals()[about["processor"]["by"]], sample.get(name)
+        try:
+            prepared = prepare(value, about["processor"])
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(f"{name}: {error}") from error
+        present.append(value is not None and bool(np.any(prepared.get("known", True))))
+        inputs |= {f"{name}.{key}": x[None] for key, x in prepared.items()}
+    inputs["present"] = np.array([present])
     read = {one.name: inputs[one.name] for one in SESSION.get_inputs()}
     x = SESSION.run(["logits"], read)[0][0].astype(np.float64)
     targets = [(t, x[t["first"] : t["last"]]) for t in LABELS["decode"]]
@@ -139,4 +244,12 @@ def answer(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(dict(word.split("=", 1) for word in sys.argv[1:])), indent=1))
+    AS_TEXT = ("image", "wave", "bytes", "tokenizer")
+    sample = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    try:
+        for name, about in ABOUT["modalities"].items():
+            if name in sample and about["processor"]["by"] not in AS_TEXT:
+                sample[name] = json.loads(sample[name])
+        print(json.dumps(answer(sample), indent=1))
+    except ValueError as error:
+        sys.exit(f"error: {error}")

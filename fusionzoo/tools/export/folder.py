@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.datasets.opening.as_trained import SHARED_BY_FILES
 from fusionzoo.files import write_json, write_text
 from fusionzoo.model import FusionModel
 from fusionzoo.targets import OneOf, Target
@@ -15,25 +16,31 @@ from .preprocess import OWN, describe
 from .runtime import FORMAT, LABELS, PREPROCESS
 
 EXAMPLE = Path(__file__).with_name("example.template.py")
-MODULES = {"math": "wave"}  # that only one function of the example needs
+OF_FUNCTIONS = {"datetime", "math", "re"}  # modules that only some functions of the example use
 
 
 def write_preprocess(
     model: FusionModel, folder: Path, inputs: Collection[str], *, split: bool
 ) -> dict[str, Any]:
     """Write preprocess.json and the files it names; return its contents."""
-    modalities = {}
+    modalities, stored = {}, data_settings(model)
     for name, encoder in model.named_encoders():
         modalities[name] = {
             "kind": encoder.kind,
             "inputs": [x for x in inputs if x.startswith(f"{name}.")],
             "one_length": encoder.one_length,
             "width": encoder.dim,
-            "processor": describe(encoder, folder / name),
+            "processor": describe(encoder, folder / name, stored),
         }
-    about = {"format": FORMAT, "split": split, "modalities": modalities}
+    about = {"format": FORMAT, "split": split, "modalities": modalities, "data": stored}
     write_json(folder / PREPROCESS, about)
     return about
+
+
+def data_settings(model: FusionModel) -> dict[str, Any]:
+    """Return how the training data were read, without the file; empty where it is not known."""
+    stored = {} if model.trained_on is None else model.trained_on.without_folders().settings
+    return {x: stored[x] for x in ("name", *SHARED_BY_FILES) if x in stored}
 
 
 def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
@@ -69,26 +76,38 @@ def write_example(about: Mapping[str, Any], decode: list[dict[str, Any]], folder
     if about["split"] or any(x["by"] == OWN for x in processors):
         return
     needed = {x["by"] for x in processors} | {x["kind"] for x in decode}
-    facts = {"fit": {x.get("fit") for x in processors}, "step": {x.get("step") for x in processors}}
+    facts = {
+        "fit": {x.get("fit") for x in processors},
+        "least": {x.get("least") for x in processors},
+    }
     write_text(folder / "example.py", example(needed, facts))
 
 
 def example(needed: Collection[str], facts: Mapping[str, Collection[Any]]) -> str:
     """Return the example's source without the functions, branches and imports it does not need."""
     source = EXAMPLE.read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    functions = {x.name: x for x in body if isinstance(x, ast.FunctionDef)}
+    kept = {"answer", *needed}
+    while more := {x for name in kept for x in _names(functions[name])} & functions.keys() - kept:
+        kept |= more
+    used = {x for name in kept for x in _names(functions[name])}
     dropped: set[int] = set()
-    for node in ast.parse(source).body:
+    for node in body:
         if isinstance(node, ast.FunctionDef):
-            if node.name not in (*needed, "answer"):
+            if node.name not in kept:
                 dropped |= {*_lines(node), node.lineno - 1, node.lineno - 2}
             for part in node.body:
                 if isinstance(part, ast.If) and not _holds(part.test, facts):
                     dropped |= _lines(part)
-        if isinstance(node, ast.Import):
-            user = MODULES.get(node.names[0].name)
-            dropped |= set() if user is None or user in needed else _lines(node)
+        elif isinstance(node, ast.Import) and node.names[0].name in OF_FUNCTIONS - used:
+            dropped |= _lines(node)
     lines = source.splitlines()
     return "\n".join(x for number, x in enumerate(lines, 1) if number not in dropped) + "\n"
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
 
 
 def _lines(node: ast.stmt) -> set[int]:
@@ -96,7 +115,7 @@ def _lines(node: ast.stmt) -> set[int]:
 
 
 def _holds(test: ast.expr, facts: Mapping[str, Collection[Any]]) -> bool:
-    """Whether a branch on `by["fit"] == "pad"` or `by["step"]` is taken for some modality."""
+    """Whether a branch on `by["fit"] == "pad"` or `by["least"]` is taken for some modality."""
     fact = test.left if isinstance(test, ast.Compare) else test
     if not (isinstance(fact, ast.Subscript) and isinstance(fact.slice, ast.Constant)):
         return True

@@ -25,7 +25,7 @@ const DECODE = { // logits of a target -> a number, or a probability of each cla
   },
 };
 
-/** Answer a sample, {modality: File, text, numbers or cells}; leave out what it lacks. */
+/** Answer a sample, {modality: File, text, numbers or cells by column}; leave out what it lacks. */
 export async function answer(sample) {
   const inputs = await prepare(sample, modalities);
   const feeds = {};
@@ -82,25 +82,22 @@ function numbersField(width, several) {
   const value = () => {
     const lines = field.value.trim().split("\n").filter((line) => line.trim());
     if (!lines.length) return undefined;
-    const steps = lines.map((line) => line.trim().split(/[\s,;]+/).map(Number));
-    const rows = several ? steps : [steps.flat()];
-    for (const row of rows) {
-      if (row.length !== width || row.some(Number.isNaN)) throw new Error(`expected ${hint}, got "${row.join(" ")}"`);
-    }
-    return several ? rows : rows[0];
+    const steps = lines.map((line) => line.trim().split(/[\s,;]+/));
+    return several ? steps : steps.flat();
   };
   return { shown: [field], value };
 }
 
-function cellsField(columns) {
-  const fields = columns.map(({ name, values }) => {
-    if (!values) return [name, element("input", { type: "number", step: "any" })];
-    const options = ["", ...values].map((value) => element("option", { value }, value || "unknown"));
+function cellsField({ cells, columns }) {
+  const valuesOf = Object.fromEntries(columns.map(({ name, values }) => [name, values]));
+  const fields = cells.map(({ name }) => {
+    if (!valuesOf[name]) return [name, element("input")];
+    const options = ["", ...valuesOf[name]].map((value) => element("option", { value }, value || "unknown"));
     return [name, element("select", {}, ...options)];
   });
   const value = () => {
-    const filled = fields.filter(([, field]) => field.value !== "").map(([name, field]) => [name, field.value]);
-    return filled.length ? Object.fromEntries(filled) : undefined;
+    const row = Object.fromEntries(fields.map(([name, field]) => [name, field.value]));
+    return Object.values(row).some((cell) => cell.trim()) ? row : undefined;
   };
   return { shown: fields.map(([name, field]) => element("label", {}, `${name} `, field)), value };
 }
@@ -112,7 +109,7 @@ const FIELDS = {
   tokenizer: textField,
   vector: ({ width }) => numbersField(width, false),
   sequence: ({ width }) => numbersField(width, true),
-  tabular: ({ columns }) => cellsField(columns),
+  tabular: cellsField,
 };
 
 const MOST = 10; // classes shown

@@ -13,8 +13,13 @@ export function round(x) {
 
 // Pictures are {width, height, data}, data the red, green, blue of each pixel, row by row.
 
-/** Decode a file, upright and on white. */
-async function decodePicture(file) {
+/** Decode a file, upright and on white. A browser reads only the upper 8 bits of a grey PNG of 16. */
+async function decodePicture(file, range) {
+  const head = new DataView(await file.slice(0, 26).arrayBuffer());
+  const isDeep = head.byteLength === 26 && head.getUint32(0) === 0x89504e47 && head.getUint16(24) === 0x1000;
+  if (isDeep && range && (range[0] !== 0 || range[1] !== 65535)) {
+    throw new Error(`a browser cannot read 16 bits from ${range[0]} to ${range[1]}: save 8 bits of that range`);
+  }
   const drawn = await createImageBitmap(file, { colorSpaceConversion: "none" });
   const { width, height } = drawn;
   const context = new OffscreenCanvas(width, height).getContext("2d");
@@ -135,7 +140,7 @@ export function fit(picture, by) {
 
 async function image(file, by) {
   const blank = { width: 8, height: 8, data: new Uint8ClampedArray(192).fill(255) };
-  const picture = file === undefined ? blank : await decodePicture(file);
+  const picture = file === undefined ? blank : await decodePicture(file, by.range);
   return { pixels: input("uint8", fit(picture, by), [3, ...by.size]) };
 }
 
@@ -190,8 +195,7 @@ async function wave(file, by) {
   let sound = file === undefined ? new Float64Array(1) : await decodeSound(file, by);
   const first = Math.floor(Math.max(0, sound.length - by.most) / 2);
   sound = sound.subarray(first, first + by.most);
-  const step = by.step ? round(by.step * by.rate) : 1;
-  const stored = new Int16Array(Math.max(step, Math.ceil(sound.length / step) * step));
+  const stored = new Int16Array(Math.max(1, round(by.least * by.rate), sound.length));
   sound.forEach((x, place) => (stored[place] = round(Math.min(1, Math.max(-1, x)) * by.peak)));
   const lengths = input("int64", int64([stored.length]), []);
   return { wave: input("int16", stored, [stored.length]), lengths };
@@ -202,15 +206,20 @@ function tokens(ids) {
   return { input_ids: input("int64", int64(ids), [ids.length]), attention_mask: mask };
 }
 
+function composed(text = "") {
+  if (typeof text !== "string" || !text.isWellFormed()) throw new Error(`${JSON.stringify(text)?.slice(0, 60)} is not text`);
+  return text.normalize("NFC");
+}
+
 async function bytes(text, by) {
-  return tokens([by.start, ...new TextEncoder().encode((text ?? "").normalize("NFC"))].slice(0, by.max_length));
+  return tokens([by.start, ...new TextEncoder().encode(composed(text))].slice(0, by.max_length));
 }
 
 const readers = {}; // file -> Tokenizer
 
 async function tokenizer(text, by) {
   readers[by.file] ??= new Tokenizer(await (await fetch(by.file)).json(), {});
-  const line = by.prompt + (text ?? "").normalize("NFC");
+  const line = by.prompt + composed(text);
   return tokens(encode(readers[by.file], by.lower_case ? line.toLowerCase() : line, by));
 }
 
@@ -229,26 +238,116 @@ export function encode(reader, line, by) {
   return ids.length ? ids : [by.pad_id];
 }
 
+const DECIMAL = /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/;
+
+/** Check a row of `width` finite numbers; text that is a number is one. */
+function numbers(row, width) {
+  const isNumber = (x) => ["number", "boolean"].includes(typeof x) || (typeof x === "string" && DECIMAL.test(x.trim()));
+  const isRow = Array.isArray(row) || ArrayBuffer.isView(row);
+  if (!isRow || row.length !== width || !Array.from(row).every((x) => isNumber(x) && Number.isFinite(Number(x)))) {
+    throw new Error(`expected ${width} finite numbers, got ${JSON.stringify(row)?.slice(0, 60)}`);
+  }
+  return Array.from(row, Number);
+}
+
 async function vector(values, by) {
-  return { values: input("float32", Float32Array.from(values ?? Array(by.width).fill(0)), [by.width]) };
+  return { values: input("float32", Float32Array.from(numbers(values ?? Array(by.width).fill(0), by.width)), [by.width]) };
 }
 
 async function sequence(steps, by) {
-  const kept = (steps ?? [Array(by.width).fill(0)]).slice(0, by.max_length);
+  if (steps != null && !(Array.isArray(steps) && steps.length)) throw new Error(`expected rows of ${by.width} numbers`);
+  const kept = (steps ?? [Array(by.width).fill(0)]).map((row) => numbers(row, by.width)).slice(0, by.max_length);
   const values = input("float32", Float32Array.from(kept.flat()), [kept.length, by.width]);
   return { values, lengths: input("int64", int64([kept.length]), []) };
 }
 
+const fold = (name) => name.normalize("NFC").trim().toLowerCase();
+const whole = (pattern) => new RegExp(`^(?:${pattern})$`);
+
+/** Read a cell: a number, text without spaces around it, or null for an empty one. */
+function cellOf(value, by) {
+  if (typeof value === "boolean") return String(value);
+  if (typeof value === "string") return ["", ...by.missing].includes(value.trim()) ? null : value.trim();
+  if (value != null && typeof value !== "number") throw new Error(`a ${typeof value} is neither a number nor text`);
+  return value == null || Number.isNaN(value) ? null : value;
+}
+
+const withPoint = (text, by) => (by.comma ? text.replace(new RegExp(by.comma), "$1.$2") : text);
+
+function number(cell, how, by) {
+  let plain = String(cell);
+  const match = how.pattern && plain.match(whole(how.pattern));
+  if (match) plain = match.slice(1).find((x) => x !== undefined);
+  if (match && whole(how.thousands).test(plain)) plain = plain.replace(new RegExp(how.between, "g"), "");
+  plain = withPoint(plain, by);
+  if (!whole(by.number).test(plain) || !Number.isFinite(Number(plain))) {
+    throw new Error(`column ${how.name}: ${JSON.stringify(cell)} is not a number of this model`);
+  }
+  return Number(plain);
+}
+
+function category(cell, by) {
+  if (typeof cell !== "string") return String(cell);
+  const text = withPoint(cell, by).normalize("NFC").replace(/^(-?[0-9]+)\.0+$/, "$1");
+  return ["true", "false"].includes(text.toLowerCase()) ? text.toLowerCase() : text;
+}
+
+const DAY = 86400;
+
+/** Read a date: [year, days since 1970, month, weekday, hour]. */
+function date(cell, how) {
+  const refused = new Error(`column ${how.name}: ${JSON.stringify(cell)} is no date of this model`);
+  const [match, names] = how.patterns.map(([pattern, names]) => [String(cell).match(whole(pattern)), names]).find(([x]) => x) ?? [];
+  if (!match) throw refused;
+  const read = Object.fromEntries(names.map((name, place) => [name, match[place + 1] ?? "0"]));
+  let seconds = (Number(read.serial) - 25569) * DAY; // of a spreadsheet
+  if (!("serial" in read)) {
+    const year = Number(read.year) + (read.year.length === 2 ? (Number(read.year) >= 70 ? 1900 : 2000) : 0);
+    const midnight = new Date(0);
+    midnight.setUTCFullYear(year, Number(read.month) - 1, Number(read.day));
+    if (!year || midnight.getUTCMonth() !== read.month - 1 || midnight.getUTCDate() !== Number(read.day)) throw refused;
+    const west = (read.ahead ?? "").startsWith("-") ? -1 : 1;
+    const ahead = how.timed ? 3600 * (read.ahead ?? 0) + 60 * west * (read.minutes_ahead ?? 0) : 0;
+    const clock = how.clock.reduce((sum, name, place) => sum + read[name] * 60 ** (2 - place), 0);
+    seconds = midnight / 1000 + clock - ahead;
+  } else if (!(read.serial >= 1 && read.serial <= 2958465)) throw refused;
+  seconds = Math.round(1000 * seconds) / 1000;
+  const days = Math.floor(seconds / DAY);
+  const on = new Date(1000 * DAY * days);
+  return [on.getUTCFullYear(), days, String(on.getUTCMonth() + 1), how.weekdays[(on.getUTCDay() + 6) % 7], (seconds - days * DAY) / 3600];
+}
+
+/** Read a row of a table: {folded column of the model: cell}. */
+function rowOf(cells, by, hows) {
+  const row = {};
+  for (const [name, value] of Object.entries(cells)) {
+    const [cell, how] = [cellOf(value, by), hows[fold(name)] ?? {}];
+    const parts = how.parts && cell !== null ? date(cell, how) : [];
+    const read = how.parts ? how.parts.map((part, place) => [`${fold(name)} ${part}`, parts[place] ?? null]) : [[fold(name), cell]];
+    for (const [key, x] of read) {
+      if (key in row) throw new Error(`column ${name} is there twice`);
+      row[key] = x;
+    }
+  }
+  const known = by.columns.map(({ name }) => fold(name));
+  const odd = [...known.filter((name) => !(name in row)), ...Object.keys(row).filter((name) => !known.includes(name))];
+  if (odd.length) throw new Error(`columns that are missing, or not of this model: ${odd.join(", ")}`);
+  return row;
+}
+
 async function tabular(cells, by) {
+  if (cells != null && (typeof cells !== "object" || Array.isArray(cells))) throw new Error("give the cells by column");
+  const hows = Object.fromEntries(by.cells.map((how) => [fold(how.name), how]));
+  const row = rowOf(cells ?? Object.fromEntries(by.cells.map(({ name }) => [name, null])), by, hows);
   const [values, codes, known] = [[], [], []];
   for (const column of by.columns) {
-    const cell = cells?.[column.name];
-    const has = cell !== undefined && cell !== "";
-    const scaled = has && "mean" in column ? (Number(cell) - column.mean) / column.std : 0;
+    const cell = row[fold(column.name)];
+    const isNumber = cell !== null && "mean" in column;
+    const scaled = isNumber ? (number(cell, hows[fold(column.name)] ?? column, by) - column.mean) / column.std : 0;
     values.push(Math.min(100, Math.max(-100, scaled)));
-    const place = (column.values ?? []).indexOf(has ? String(cell).normalize("NFC") : cell);
-    codes.push("mean" in column ? 0 : !has ? 1 : place < 0 ? 0 : place + 2);
-    known.push(Number(has));
+    const place = cell === null ? -1 : (column.values?.indexOf(category(cell, by)) ?? -2);
+    codes.push("mean" in column ? 0 : cell === null ? 1 : place < 0 ? 0 : place + 2);
+    known.push(Number(cell !== null));
   }
   const dims = [by.columns.length];
   return {
@@ -263,14 +362,18 @@ const PREPARE = { image, wave, bytes, tokenizer, vector, sequence, tabular };
 /** Prepare one sample, {modality: raw value}: the graph's inputs, {"present": ..., "image.pixels": ...}. */
 export async function prepare(sample, modalities) {
   const names = Object.keys(modalities);
-  const present = Uint8Array.from(names, (name) => Number(sample[name] !== undefined));
-  const inputs = { present: input("bool", present, [names.length]) };
+  const odd = Object.keys(sample).filter((name) => !names.includes(name));
+  if (odd.length) throw new Error(`the model reads ${names.join(", ")}, not ${odd.join(", ")}`);
+  const [inputs, present] = [{}, []];
   for (const name of names) {
     const by = modalities[name].processor;
-    const prepared = await PREPARE[by.by](sample[name], by).catch((error) => {
+    const value = sample[name] ?? undefined;
+    const prepared = await PREPARE[by.by](value, by).catch((error) => {
       throw new Error(`${name}: ${error.message}`);
     });
+    present.push(Number(value !== undefined && (prepared.known?.data.some(Boolean) ?? true)));
     for (const key of Object.keys(prepared)) inputs[`${name}.${key}`] = prepared[key];
   }
+  inputs.present = input("bool", Uint8Array.from(present), [names.length]);
   return inputs;
 }

@@ -6,6 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.cells import NUMBER as NUMBER_PATTERN
+from fusionzoo.cells import fold
+from fusionzoo.datasets.media.ranges import range_of
+from fusionzoo.datasets.opening.raw_rows import cell_settings
+from fusionzoo.datasets.sources.cell_kinds import (
+    DATE,
+    DATE_PARTS,
+    NUMBER,
+    date_patterns,
+    number_patterns,
+)
+from fusionzoo.datasets.sources.columns import COMMA_NUMBER
+from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.audio import PEAK, WaveProcessor
 from fusionzoo.encoders.base import Processor
@@ -20,9 +33,9 @@ TOKENIZER = "tokenizer.json"
 OWN = "own"  # a processor that no other program can rebuild
 
 
-def describe(encoder: Encoder, folder: Path) -> dict[str, Any]:
-    """Describe an encoder's processor in plain values; its files go into `folder`, which may not
-    exist yet."""
+def describe(encoder: Encoder, folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe an encoder's processor in plain values, of data that were read as in `stored`; its
+    files go into `folder`, which may not exist yet."""
     processor = encoder.processor(False)
     if getattr(processor, "num_windows", 1) > 1:
         raise FusionZooError(
@@ -32,7 +45,7 @@ def describe(encoder: Encoder, folder: Path) -> dict[str, Any]:
     for cls, make in DESCRIPTIONS.items():
         if type(processor) is cls:
             described: dict[str, Any] = make(processor, encoder.reader, folder)
-            return described
+            return described | _reading(encoder.kind, encoder.modality, described, stored)
     return {"by": OWN, "processor": type(processor).__name__}
 
 
@@ -87,7 +100,7 @@ def _wave(processor: WaveProcessor, encoder: Any, folder: Path) -> dict[str, Any
         "rate": processor.rate,
         "longest": processor.longest,
         "most": round(processor.longest * processor.rate),  # samples; of a longer clip the middle
-        "step": processor.step,
+        "least": processor.least,
         "peak": PEAK,
         "resampling": "sinc times cos^2, as in fusionzoo/resampling.py and torchaudio",
         "zero_crossings": ZERO_CROSSINGS,
@@ -118,6 +131,33 @@ def _tabular(processor: TabularProcessor, encoder: Any, folder: Path) -> dict[st
     return {"by": "tabular", "columns": columns}
 
 
+def _reading(kind: str, name: str, described: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe how the values of a table become those that a processor takes."""
+    if kind == "image":
+        return {"range": range_of(stored.get("image_range"), name)}
+    if described["by"] != "tabular":
+        return {}
+    settings = TableSettings.of(cell_settings(stored, name))
+    comma = settings.decimal == ","
+    cells: dict[str, dict[str, Any]] = {}
+    for column in (x["name"] for x in described["columns"]):
+        table_column, _, part = column.rpartition(" ")
+        date = settings.cell_kinds.get(fold(table_column), "")
+        word, _, detail = settings.cell_kinds.get(fold(column), "").partition(" ")
+        if date.startswith(DATE) and part in DATE_PARTS:
+            cells[table_column] = {"name": table_column, **date_patterns(date)}
+        elif word == NUMBER:
+            cells[column] = {"name": column, **number_patterns(detail, comma)}
+        else:
+            cells[column] = {"name": column}
+    return {
+        "cells": [*cells.values()],  # of the table; a date's make several columns
+        "number": NUMBER_PATTERN,
+        "comma": COMMA_NUMBER if comma else "",
+        "missing": settings.missing_words(has_nulls=True),
+    }
+
+
 DESCRIPTIONS: dict[type[Processor], Callable[[Any, Any, Path], dict[str, Any]]] = {
     ImageProcessor: _image,
     BytesProcessor: _bytes,
@@ -141,7 +181,7 @@ def build(described: Mapping[str, Any], folder: Path, modality: str) -> Processo
     if by == "tokenizer":
         return _read_tokenizer(described, folder)
     if by == "wave":
-        return WaveProcessor(described["rate"], described["longest"], described["step"])
+        return WaveProcessor(described["rate"], described["longest"], described["least"])
     if by == "vector":
         return VectorProcessor(described["width"])
     if by == "sequence":

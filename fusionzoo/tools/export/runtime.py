@@ -16,7 +16,8 @@ from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.media.decode import decode
+from fusionzoo.datasets.opening.as_trained import complete_for_model
+from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows, read_value
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
 from fusionzoo.graphs import open_session, require_onnx, run_session
@@ -29,7 +30,7 @@ from fusionzoo.targets import Target, from_spec
 from .graph import Inputs, by_name
 from .preprocess import build
 
-FORMAT = 2  # of an exported folder
+FORMAT = 3  # of an exported folder
 MODEL, INT8 = "model.onnx", "model.int8.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
 FUSION = "fusion.onnx"
@@ -86,8 +87,8 @@ class OnnxModel:
             }
         )
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
-        described = {name: x["processor"] for name, x in about["modalities"].items()}
-        self._described = described
+        self._described = {name: x["processor"] for name, x in about["modalities"].items()}
+        self.data_settings = about["data"]
 
     def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
         if about["split"]:
@@ -194,7 +195,12 @@ class OnnxModel:
     def _batch(self, samples: Batch | Sequence[Any]) -> Batch:
         if isinstance(samples, Batch):
             return samples
-        rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
+        rows: Any
+        if holds_rows(samples, self.data_settings, self.modalities):
+            rows = open_rows(samples, self.data_settings, self.modalities)
+            rows = [rows[row] for row in range(len(rows))]
+        else:
+            rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
         batch: Batch = self.collate()(rows)
         return batch
 
@@ -208,7 +214,7 @@ class OnnxModel:
                     f"{did_you_mean(name, self.modalities)} It has: {', '.join(self.modalities)}."
                 )
         values = {
-            name: None if raw.get(name) is None else decode(kind, raw[name])
+            name: read_value(name, kind, raw.get(name), self.data_settings)
             for name, kind in self.modalities.items()
         }
         return Sample(str(number), "", None, values)
@@ -266,7 +272,9 @@ def predict(cfg: PredictConfig) -> Path | pa.Table:
     if not cfg.data.get("name"):
         raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
     model = OnnxModel(cfg.model)
-    dataset = open_dataset(cfg.data)
+    done = complete_for_model(cfg.data, model.data_settings)
+    done.show()
+    dataset = open_dataset(done.to_open)
     dataset = dataset if cfg.split == "all" else dataset.split(cfg.split)
 
     def tables() -> Iterator[pa.Table]:
