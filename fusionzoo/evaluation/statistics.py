@@ -97,7 +97,7 @@ def by_group(scores: Array, groups: Groups | None = None, weights: Array | None 
     of MacKinnon, Nielsen and Webb 2023, doi:10.1002/jae.2969), whatever share of the samples a
     group has. Without groups each sample is one; scores of groups of one sample stay as they are.
 
-    >>> by_group(np.array([[1.0, 0.0, 0.0]]), weights=np.array([2.0, 1.0, 1.0])).mean()
+    >>> float(by_group(np.array([[1.0, 0.0, 0.0]]), weights=np.array([2.0, 1.0, 1.0])).mean())
     0.5
     """
     column, sizes = _group_sizes(scores.shape[1], groups, weights)
