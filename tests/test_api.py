@@ -579,6 +579,7 @@ def test_a_split_of_a_frame_is_answered_with_its_part_of_the_index(tmp_path: Pat
     ask: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
     whole, part = fz.predict(run, frame, **ask), fz.predict(run, frame, split="test", **ask)
     assert 0 < len(part) < len(whole)
+    assert not whole.pop("seen_in_training").loc[part.index].any()
     pd.testing.assert_frame_equal(part, whole.loc[part.index])
 
 

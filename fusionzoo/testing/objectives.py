@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import Target, kind_of
 from fusionzoo.training.tasks import NO_TARGET, OBJECTIVES, Task
 
@@ -83,6 +84,8 @@ def subject(target: str, settings: Mapping[str, Any] | None = None) -> Subject:
     a class that is not registered learns one class of several.
     """
     cls = find(target, OBJECTIVES)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise FusionZooError(f"{target} is no subclass of {Task.__name__}, as an objective is")
     kinds = {OBJECTIVES[name].cls: OBJECTIVES[name].target for name in OBJECTIVES}
     known = [kinds[base] for base in inspect.getmro(cls) if base in kinds]
     return Subject(cls, known[0] if known else "classification", settings or {})

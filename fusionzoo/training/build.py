@@ -46,18 +46,18 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
     defaults = dataset.default_encoders
     encoders = merge(defaults, settings)
     for modality, encoder in encoders.items():
-        prefixes = ("vector/", "seq", *["hf/"] * (dataset.modalities.get(modality) == "sequence"))
-        reads_vectors = str(encoder.get("name")).startswith(prefixes)
+        name = str(encoder.get("name"))
+        prefix = name.partition("/")[0]  # of `hf/...`, whose kind is the modality's
+        known = (name, prefix, f"{prefix}-{dataset.modalities.get(modality)}")
+        parameters = {x for word in known if word in ENCODERS for x in ENCODERS[word].parameters}
         # The width of input vectors follows from the data, whichever encoder reads them.
-        if reads_vectors and "in_dim" in defaults.get(modality, {}):
+        if "in_dim" in parameters and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
-        if dataset.modalities.get(modality) == "tabular" and "columns" in defaults[modality]:
-            name = str(encoder.get("name"))
-            if name in ENCODERS and "columns" in ENCODERS[name].parameters:
-                bins = _num_bins(encoder)
-                if bins and "columns" not in (settings.get(modality) or {}):
-                    encoder["columns"] = learn_columns(dataset, modality, bins)
-                encoder.setdefault("columns", defaults[modality]["columns"])
+        if "columns" in parameters and "columns" in defaults.get(modality, {}):
+            bins = _num_bins(encoder)
+            if bins and "columns" not in (settings.get(modality) or {}):
+                encoder["columns"] = learn_columns(dataset, modality, bins)
+            encoder.setdefault("columns", defaults[modality]["columns"])
     return encoders
 
 
