@@ -21,11 +21,12 @@ from .base import ENCODERS, Encoder, Item, Processor, called_modules, unmasked
 from .hf import read_json
 from .weights import PYTORCH_HUB, from_hub, resolve
 
-MAX_ASPECT = 16  # relative to the crop's; of a longer image only the middle is resized
 # What a frozen encoder runs at once on a CPU: so many rows, of small images so many pixels. More
 # needs memory, and at 224 x 224 time; 64 images of 32 x 32 by eights take 3 times one call's time.
 FROZEN_ROWS, FROZEN_PIXELS = 8, 8 * 224 * 224
-LARGEST_SQUARE = 1 << 26  # pixels (200 MB) of an image after padding; larger ones shrink before
+# Pixels (200 MB) of an image after padding, and after resizing before a crop: larger ones shrink
+# before, and of longer ones only the middle is resized.
+LARGEST = 1 << 26
 TIMM_HUB = "hf-hub:"  # before <owner>/<model>, with @<revision> or without
 TIMM_CONFIG = "config.json"  # architecture and pretrained_cfg, as timm saves a model
 INCEPTIONS = ("googlenet", "inception_v3")  # of torchvision
@@ -123,7 +124,7 @@ class ImageProcessor(Processor):
         """Crop a very long image around its middle, as resizing all of it could exhaust memory."""
         shape, target = image.shape[-2:], self.preparation.before_crop
         height, width = self._covering(shape)
-        if height * width <= MAX_ASPECT * target[0] * target[1]:
+        if height * width <= LARGEST:
             return image
         scale = max(x / side for x, side in zip(target, shape, strict=True))
         sides = []
@@ -134,10 +135,10 @@ class ImageProcessor(Processor):
         return _center_crop(image, (sides[0], sides[1]))
 
     def _shrink_if_huge(self, image: Tensor) -> Tensor:
-        """Shrink an image that would have more than `LARGEST_SQUARE` pixels once padded."""
+        """Shrink an image that would have more than `LARGEST` pixels once padded."""
         height, width = image.shape[-2:]
         padded_height, padded_width = _padded_size(image.shape[-2:], self.preparation.size)
-        factor = (LARGEST_SQUARE / (padded_height * padded_width)) ** 0.5
+        factor = (LARGEST / (padded_height * padded_width)) ** 0.5
         if factor >= 1:
             return image
         return self._resize(image, (max(1, int(height * factor)), max(1, int(width * factor))))

@@ -314,7 +314,8 @@ def add_lora(
     `targets`, the names of the layers that get one; by default the attention's projections to
     queries and values or, where the network reads their weights itself (EVA-02, BEiT, WavLM),
     other layers that it calls. The adapters start as zero. `name` is the setting's name in errors.
-    One that is not `is_new`, but of a saved model, is not tried.
+    One that is not `is_new`, but of a saved model, is not tried. Adapters of which no feature
+    depends are an error.
     """
     if not isinstance(settings, Mapping):
         raise FusionZooError(f"{name} is a group of settings: give {name}.r {DEFAULTS['r']}")
@@ -354,7 +355,26 @@ def add_lora(
             f" {type(net).__name__} reads its weight itself; others are"
             f" {', '.join(_called_linear(encoder, called)) or 'not there'}"
         )
+    if is_new and not _reaches_adapters(encoder):
+        raise FusionZooError(
+            f"{name}: nothing would be trained, as no feature of {type(net).__name__} depends on"
+            f" the adapters beside {', '.join(targets)}: {name}.targets names other layers"
+        )
     return {**settings, "targets": targets}
+
+
+def _reaches_adapters(encoder: Encoder) -> bool:
+    """Whether the features of a blank item have a gradient by some adapter."""
+    processor = encoder.processor(False)
+    blank = processor.collate([processor.blank()])
+    with torch.enable_grad(), evaluating(encoder):
+        features = encoder(blank)
+        total = features.tokens.sum() + features.pooled.sum()
+    adapters = [x for x in encoder.parameters() if x.requires_grad]
+    if not total.requires_grad:
+        return False
+    gradients = torch.autograd.grad(total, adapters, allow_unused=True)
+    return any(x is not None for x in gradients)
 
 
 def _called(encoder: Encoder) -> set[str]:

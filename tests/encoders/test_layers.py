@@ -14,6 +14,7 @@ import fusionzoo
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError
+from helpers import tiny_models as tiny
 
 SCRATCH: dict[str, Any] = {"pretrained": False}
 SIZES = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 3, "num_heads": 2}
@@ -244,6 +245,21 @@ def test_without_pooling_of_its_own_a_timm_model_is_pooled_by_the_mean(model: st
     pixels = {"pixels": torch.randint(256, (2, 3, 160, 160), dtype=torch.uint8)}
     features = encoder(pixels)
     torch.testing.assert_close(features.pooled, features.tokens.mean(1))
+
+
+@pytest.mark.needs("peft")
+def test_lora_that_would_train_nothing_is_an_error(tmp_path: Path) -> None:
+    """MRA answers zeros for its attention where its CUDA kernel is missing."""
+    from transformers import MraConfig, MraModel
+
+    settings = {"hidden_size": 16, "intermediate_size": 16, "max_position_embeddings": 64}
+    config = MraConfig(vocab_size=60, num_hidden_layers=1, num_attention_heads=2, **settings)
+    MraModel(config).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(
+        FusionZooError, match=r"text\.lora: nothing would be trained, as no feature"
+    ):
+        create_encoder("text", f"hf/{tmp_path}", lora={"r": 2})
 
 
 @pytest.mark.needs("peft")
