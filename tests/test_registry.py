@@ -12,11 +12,13 @@ from fusionzoo.cli import main
 from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
+from fusionzoo.encoders.vector import VectorIdentity
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.training.balance import BALANCE
+from fusionzoo.training.build import choose_encoders
 from fusionzoo.training.tasks import OBJECTIVES
 from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
 
@@ -184,6 +186,30 @@ def test_an_encoder_says_at_registration_that_a_models_name_follows(
         fusionzoo.create_encoder("table", "zoo", kind="vector")
     with pytest.raises(FusionZooError, match="unknown encoder 'chars/x'"):
         fusionzoo.create_encoder("text", "chars/x")
+
+
+def test_the_width_of_vectors_is_filled_in_whatever_the_encoder_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ENCODERS, "_entries", dict(ENCODERS._entries))
+
+    @ENCODERS.register("mine", family="vector")
+    class Mine(VectorIdentity):
+        """Mine."""
+
+    @ENCODERS.register("vector/fixed", family="vector")
+    class Fixed(Encoder):
+        """Of one width."""
+
+        def __init__(self, *, width: int = 3) -> None:
+            super().__init__()
+
+    data = fusionzoo.create_dataset([{"vector": [1.0, 2.0, 3.0], "target": "a"}] * 3)
+    for name, settings in (("mine", {"in_dim": 3}), ("vector/fixed", {})):
+        assert choose_encoders(data, {"vector": {"name": name}})["vector"] == {
+            "name": name,
+            **settings,
+        }
 
 
 def test_data_fetch_lists_what_can_be_downloaded_and_calls_it(
