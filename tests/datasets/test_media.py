@@ -132,7 +132,7 @@ def deep_table(folder: Path, highest: float, ending: str = "tiff", dtype: Any = 
     for row in range(12):
         values = np.full((6, 6), highest * (row + 1) / 12).astype(dtype)
         saved(Image.fromarray(values), folder / f"{row}.{ending}")
-        split = "train" if row % 2 else "val"
+        split = "train" if row % 2 else "val" if row % 4 else "test"
         rows.append(f"{row},{row}.{ending},{split},{'ab'[row % 3 == 0]}")
     (folder / "t.csv").write_text("\n".join(rows))
     return str(folder / "t.csv")
