@@ -161,10 +161,10 @@ def hidden_states(output: Any) -> Tensor | None:
 class HFAudio(Encoder):
     """Encode audio with a Hugging Face model: wav2vec 2.0, AST, Whisper, Parakeet, ...
 
-    Clips shorter than 0.1 s (of some models 0.2 to 0.4 s) are padded with silence.
-    How clips of several lengths run together is measured when the encoder is built: a model with a
-    window of fixed length sees that window,
-    and where its tokens are ordered by time (Whisper), those after the clip's end are masked.
+    Clips shorter than 0.1 s (of some models 0.2 to 0.4 s) are padded with silence. How clips of
+    several lengths run together is measured when the encoder is built: a model with a window of
+    fixed length sees that window, and where its tokens are ordered by time (Whisper), those after
+    the clip's end are masked.
     Features as long as the clip are padded, with the model's own mask, if that changes no row;
     otherwise, and for waves, rows of equal length run together. Of codecs (EnCodec, DAC) the
     encoder is used, before the codes.
@@ -385,7 +385,10 @@ class HFAudio(Encoder):
             self.layout = LengthHandling(dim=getattr(config, "hidden_size", None) or config.d_model)
             return
         try:
-            self.layout = LengthHandling(**read_json(file))
+            facts = read_json(file)
+            if "step" in facts:  # of models saved before padding had an end
+                facts["least"] = facts.pop("step")
+            self.layout = LengthHandling(**facts)
         except TypeError as error:
             raise FusionZooError(f"{file}: {one_line(error)}") from None
         if self.layout.way not in WAYS or self.layout.least not in LEASTS:
