@@ -199,8 +199,10 @@ def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[i
 class TarSample(NamedTuple):
     """What the headers and the small members of a sample tell."""
 
+    file: str
+    key: str  # its folder and name up to the first dot
     row: dict[str, Any]  # light columns
-    fields: dict[str, Any]  # its id, and what its JSON members hold
+    fields: dict[str, Any]  # what its JSON members hold
     members: dict[str, dict[int, tuple[int, int]]]  # modality -> number, or -1 -> first byte, bytes
 
 
@@ -235,7 +237,7 @@ class Scan:
                 if member.isdir():
                     continue
                 _check_member(member, names, where)
-                folder, _, base = member.name.rpartition("/")
+                folder, _, base = member.name.removeprefix("./").rpartition("/")
                 stem, _, ending = base.partition(".")
                 if not stem or not ending:
                     self.unread.setdefault("", []).append(member.name)
@@ -249,8 +251,8 @@ class Scan:
                         )
                     keys.add(key)
                     self.given = {}
-                    fields = {"id": f"{folder}/{stem}".lstrip("./")}
-                    self.samples.append(TarSample({}, fields, {}))
+                    word = f"{folder}/{stem}".lstrip("./")
+                    self.samples.append(TarSample(name, word, {}, {}, {}))
                     starts.append(member.offset)
                 self._add(tar, member, ending.lower(), name)
             _check_end(opened, tar.offset, size, where)
@@ -331,7 +333,10 @@ class Scan:
     def close(self) -> None:
         """Add the fields of the JSON members to the rows; say what is not read."""
         overruled: Counter[str] = Counter()
-        for row, fields, members in self.samples:
+        # Keys are different in one file, as in WebDataset, not in all.
+        keys_recur = len({x.key for x in self.samples}) < len(self.samples)
+        for file, key, row, fields, members in self.samples:
+            fields.setdefault("id", f"{file.removesuffix('.tar')}/{key}" if keys_recur else key)
             taken = [name for name in fields if name in row or name in members]
             overruled.update(taken)
             row.update({name: value for name, value in fields.items() if name not in taken})

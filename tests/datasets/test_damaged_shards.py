@@ -141,6 +141,18 @@ def test_a_member_that_is_there_twice_is_refused_by_name(tmp_path: Path) -> None
             fz.create_dataset(tmp_path)
 
 
+def test_keys_are_those_of_one_file_and_without_the_folder_dot(tmp_path: Path) -> None:
+    parts = vectors(0), member("./0000.txt", b"nil"), vectors(1), member("0001.txt", b"one")
+    for split, chosen in (("train", parts), ("val", parts[:2])):
+        (tmp_path / f"{split}-000000.tar").write_bytes(b"".join(chosen) + bytes(1024))
+    data = fz.create_dataset(tmp_path)
+    assert data.ids == ["train-000000/0000", "train-000000/0001", "val-000000/0000"]
+    assert data.references("text") == ["nil", "one", "nil"]
+    assert [data[row].values["vector"][0] for row in range(3)] == [0, 1, 0]  # type: ignore[union-attr]
+    (tmp_path / "val-000000.tar").unlink()
+    assert fz.create_dataset(tmp_path).ids == ["0000", "0001"]
+
+
 @pytest.mark.parametrize(
     "names",
     [
