@@ -464,7 +464,10 @@ def test_a_plugin_is_trained_embedded_and_resumed_and_never_imported_unasked(
     shown = capsys.readouterr().out
     assert f"--plugins {mine}" in next(x for x in shown.splitlines() if x.startswith("next"))
     assert read_yaml(out / "config.yaml")["plugins"] == str(mine)
-    assert train(["--resume", "--out", str(out), "--train.epochs", "2"]) == 0
+    goes_on = ["--resume", "--out", str(out), "--train.epochs", "2"]
+    assert train(goes_on) == 2
+    assert f"trained with --plugins {mine}, which is not imported" in capsys.readouterr().err
+    assert train([*goes_on, "--plugins", str(mine)]) == 0
     assert json.loads((out / "metrics.json").read_text())["test"]["accuracy"] >= 0
     vectors = tmp_path / "e.parquet"
     flags = ["--model", str(out), "--plugins", str(mine), "--out", str(vectors)]

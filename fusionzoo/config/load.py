@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fusionzoo.console import command_line, quiet_pipe
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
+from fusionzoo.plugins import plugin_list
 
 from .flags import (
     NO,
@@ -65,8 +66,18 @@ def _resumed(settings: Mapping[str, Any], tree: Mapping[str, Any], has_config: b
         raise FusionZooError("--resume needs --out: the folder of the run to continue")
     if has_config:
         return dict(tree)
-    stored = Path(str(settings["out"])) / "config.yaml"
-    return read_yaml(stored) if settings["resume"] != "auto" or stored.is_file() else {}
+    path = Path(str(settings["out"])) / "config.yaml"
+    if settings["resume"] == "auto" and not path.is_file():
+        return {}
+    stored = read_yaml(path)
+    known = plugin_list(settings.get("plugins") or "")
+    unasked = [x for x in plugin_list(stored.get("plugins") or "") if x not in known]
+    if unasked:  # the folder may be a stranger's
+        raise FusionZooError(
+            f"{path}: the run was trained with --plugins {','.join(unasked)}, which is not imported"
+            " unless it is given here too"
+        )
+    return stored
 
 
 def from_settings(

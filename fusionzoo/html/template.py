@@ -13,6 +13,8 @@ from typing import Any
 from fusionzoo.cells import without_formulas
 from fusionzoo.errors import FusionZooError
 
+# Signs that turn the direction of what follows them: 95 % would read 59 %.
+DIRECTIONS = dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header, rows
 
 
@@ -29,6 +31,7 @@ def template(name: str, package: str) -> Any:
     jinja = Environment(
         loader=ChoiceLoader([PackageLoader(x, ".") for x in (package, "fusionzoo.html")]),
         autoescape=True,
+        finalize=lambda x: x.translate(DIRECTIONS) if isinstance(x, str) else x,
         trim_blocks=True,
         lstrip_blocks=True,
     )

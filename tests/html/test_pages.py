@@ -18,6 +18,7 @@ from fusionzoo.benchmark.report.combine import combine
 from fusionzoo.benchmark.report.page import page
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.cli import main
+from fusionzoo.html.template import template
 from helpers.planted import candidate, summary
 
 PageOf = Callable[[str], Path]
@@ -106,6 +107,12 @@ def test_a_page_is_one_file_whose_policy_lets_it_load_no_other(name: str, page_o
     assert {x for x in links if not x.startswith(("data:", "#"))} - BESIDE == set()
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert not re.search(r"<[^>]*\son\w+=", text)
+
+
+def test_signs_that_turn_the_direction_of_a_name_are_left_out() -> None:
+    pages = template("base.html", "fusionzoo.html").environment
+    page = pages.from_string("{{ name }} {{ 95 }}% {{ name | breakable }} {{ '\u05d0' }}")
+    assert page.render(name="\u202ea_b\u2066") == "a_b 95% a_<wbr>b \u05d0"
 
 
 @pytest.mark.slow
