@@ -95,7 +95,7 @@ def usual_range(lowest: float, highest: float) -> Range:
     """
     top = next((top for top in TOPS if highest <= top), highest)
     high = float(top if 2 * highest >= top else highest)
-    low = lowest if lowest < -abs(high) / 255 else 0.0  # less than a grey level: rounding
+    low = float(lowest) if lowest < -abs(high) / 255 else 0.0  # less than a grey level: rounding
     return low, high if low < high else low + 1
 
 

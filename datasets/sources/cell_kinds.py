@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.cells import NUMBER as NUMBER_PATTERN
+from fusionzoo.cells import is_number
 from fusionzoo.errors import FusionZooError
 
 from ..tables.arrow import ArrowColumn
@@ -34,6 +35,7 @@ WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the loc
 SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
 TIME = re.compile(r"[ T,]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?$")
+LONGEST_DAY = 10  # characters of a date without a time
 ISO_DATE = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})(?:[ T].*)?")
 Reader = Callable[[str], "datetime.date | None"]
 
@@ -170,21 +172,24 @@ def order_of(detail: str) -> str:
 
 def have_times(cells: Iterable[str], order: str) -> bool:
     """Whether some of these dates have another time of the day than others."""
-    hours = (_day_and_hour(cell, order)[1] for cell in cells)
+    read = date_reader(order)
+    hours = (_day_and_hour(cell, read, order)[1] for cell in cells)
     first = next(hours, 0.0)
     return any(hour != first for hour in hours)
 
 
-def _day_and_hour(cell: str, order: str) -> tuple[datetime.date | None, float]:
+def _day_and_hour(cell: str, read: Reader, order: str) -> tuple[datetime.date | None, float]:
     """Return the day and the hour of a date, in UTC where it has an offset."""
-    read = date_reader(order)
-    if read(cell) is None:
-        return None, 0.0
+    cell = cell.strip()
     if order == "excel":
-        seconds: float | None = (float(cell) - (EPOCH - EXCEL_START).days) * 86_400
+        date = read(cell)
+        seconds = None if date is None else (float(cell) - (EPOCH - EXCEL_START).days) * 86_400
+    elif len(cell) <= LONGEST_DAY:
+        return read(cell), 0.0
     else:
-        seconds = _moment(cell.strip(), read)
-    assert seconds is not None
+        seconds = _moment(cell, read)
+    if seconds is None:
+        return None, 0.0
     days, rest = divmod(round(seconds, 3), 86_400)
     return EPOCH + datetime.timedelta(days=days), rest / 3600
 
@@ -199,7 +204,7 @@ def _date_columns(name: str, column: ArrowColumn, detail: str) -> dict[str, Arro
     read = date_reader(order)
     dates, hours = [], []
     for cell in cells:
-        date, hour = _day_and_hour(cell, order) if with_time else (read(cell), 0.0)
+        date, hour = _day_and_hour(cell, read, order) if with_time else (read(cell), 0.0)
         if date is None:
             raise FusionZooError(f"column {name!r}: {cell!r} is no date: correct or empty it")
         dates.append(date)
@@ -275,14 +280,16 @@ def read_moments(cells: list[str], order: str = "") -> list[float | None]:
 
 
 def _moment(cell: str, read: Reader) -> float | None:
-    with suppress(ValueError):
+    if is_number(cell):
         return float(cell)
-    with suppress(ValueError):
-        moment = datetime.datetime.fromisoformat(cell)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    date, time = read(cell), TIME.search(cell)
+    date = read(cell)
+    if date is None or cell[:4].isdigit():
+        with suppress(ValueError):
+            moment = datetime.datetime.fromisoformat(cell)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
     if date is None:
         return None
+    time = TIME.search(cell)
     hours, minutes, seconds = (float(x or 0) for x in time.groups()) if time else (0.0, 0.0, 0.0)
     return (date - EPOCH).days * 86_400 + hours * 3600 + minutes * 60 + seconds
 

@@ -305,12 +305,10 @@ def _date(name: str, cells: Cells, order: str) -> ColumnFinding:
 
 def _media_kind(cells: Sequence[str]) -> str:
     """Return the kind of the files that cells name, if all of them do."""
-    suffixes = {Path(cell).suffix.lower() for cell in cells}
-    for kind in ("image", "audio"):
-        if suffixes and suffixes <= {*SUFFIXES[kind]}:
-            return kind
-    if suffixes and suffixes <= VIDEOS:
-        return "image"  # its frames
+    kinds = {"image": {*SUFFIXES["image"]}, "audio": {*SUFFIXES["audio"]}, "video": VIDEOS}
+    for kind, suffixes in kinds.items():
+        if cells and all(Path(cell).suffix.lower() in suffixes for cell in cells):
+            return "image" if kind == "video" else kind  # its frames
     return ARRAY if cells and all(map(_names_an_array, cells)) else ""
 
 
