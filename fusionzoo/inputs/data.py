@@ -122,6 +122,14 @@ def configure(
     """
     if "target" in settings:
         settings = {**settings, "target": _target_names(settings["target"])}
+    encoders = settings.get("encoders")
+    for name, encoder in encoders.items() if isinstance(encoders, Mapping) else ():
+        if hasattr(encoder, "forward"):
+            raise FusionZooError(
+                f"encoders={{{name!r}: ...}} is a module: training builds an encoder anew, from its"
+                " recipe and in other processes. Register its class by fusionzoo.register and give"
+                " the name; embed and create_model take modules"
+            )
     data, rest = sort_settings(cls, data, settings)
     data = read_data(data) if store else keep_in_memory(data)
     if data is not None:
