@@ -202,5 +202,7 @@ def test_values_of_different_shapes_are_one_line() -> None:
 @pytest.mark.parametrize("command", [fusionzoo.train, fusionzoo.benchmark])
 def test_training_says_why_it_takes_no_module(command: Any) -> None:
     rows = [{"sequence": [[1.0, 2.0]], "target": "a"}] * 9
-    with pytest.raises(FusionZooError, match=r"'sequence': \.\.\.\} is a module: training builds an"):
+    with pytest.raises(
+        FusionZooError, match=r"'sequence': \.\.\.\} is a module: training builds an"
+    ):
         command(rows, encoders={"sequence": wrap(Mean(), kind="sequence")})
