@@ -76,7 +76,8 @@ def _of_deep(source: Any, read: Callable[[Any], T]) -> T | None:
     from PIL import Image
 
     if not isinstance(source, str | Path | bytes):
-        return read(source) if getattr(source, "mode", "").startswith(DEEP) else None
+        # A tensor's `mode` is a method.
+        return read(source) if str(getattr(source, "mode", "")).startswith(DEEP) else None
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
         with Image.open(file, formats=("PNG", "TIFF")) as image:
