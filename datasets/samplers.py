@@ -143,9 +143,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     Batches are formed over all processes and then divided between them. With `lengths`, one per
     sample, batches have samples of similar lengths: sorted within windows of 50 batches if the
-    sampler shuffles, else over the whole order. With `num_iters`, a pass has batches `start_iter`
-    to `num_iters`, counted over epochs; training uses it to resume within an epoch and for
-    `--train.max_steps`.
+    sampler shuffles, else over the whole order.
     """
 
     def __init__(
@@ -154,22 +152,19 @@ class PairedBatchSampler(Sampler[list[Key]]):
         batch_size: int,
         *,
         lengths: Tensor | None = None,
-        num_iters: int | None = None,
-        start_iter: int = 0,
     ) -> None:
         check_number("batch_size", batch_size, 1)
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
-        self.num_iters, self.start = num_iters, start_iter
-        if num_iters is not None and not self.epoch_length():
-            raise FusionZooError(f"{sampler.size} samples make no batch of {batch_size}")
+        self.part = slice(None)  # of the epoch's batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch."""
         self.sampler.set_epoch(epoch)
 
-    def set_iters(self, start_iter: int, num_iters: int) -> None:
-        """Make passes go from batch `start_iter` until before `num_iters`, counted over epochs."""
-        self.start, self.num_iters = start_iter, num_iters
+    def set_part(self, epoch: int, start: int, stop: int | None) -> None:
+        """Make passes go from an epoch's batch `start` until before `stop`, or to its end."""
+        self.sampler.set_epoch(epoch)
+        self.part = slice(start, stop)
 
     def batches(self) -> list[Tensor]:
         """Return this epoch's batches of this process."""
@@ -201,33 +196,15 @@ class PairedBatchSampler(Sampler[list[Key]]):
         return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in pairs])
 
     def __iter__(self) -> Iterator[list[Key]]:
-        if self.num_iters is None:
-            yield from self._keys(self.start)
-            return
-        iteration = self.start
-        while iteration < self.num_iters:
-            epoch, position = divmod(iteration, self.epoch_length())
-            self.set_epoch(epoch)
-            for batch in self._keys(position):
-                yield batch
-                iteration += 1
-                if iteration == self.num_iters:
-                    return
-
-    def _keys(self, start: int) -> Iterator[list[Key]]:
         seed, epoch = self.sampler.seed, self.sampler.epoch
-        for batch in self.batches()[start:]:
+        for batch in self.batches()[self.part]:
             yield [(index, seed_of(seed, epoch, index + 1)) for index in batch.tolist()]
 
-    def epoch_length(self) -> int:
-        """Return the number of batches of one epoch."""
+    def __len__(self) -> int:
         sampler = self.sampler
         rows = sampler.size + (-sampler.size % sampler.world if sampler.pad else 0)
         num_full, remainder = divmod(rows, self.batch_size * sampler.world)
-        return num_full + (remainder > sampler.rank)
-
-    def __len__(self) -> int:
-        return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
+        return len(range(num_full + (remainder > sampler.rank))[self.part])
 
 
 def group_values(dataset: PairedDataset, by: str) -> Tensor:
