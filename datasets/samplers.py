@@ -22,21 +22,21 @@ Key = tuple[int, int]  # index of a sample, and the seed of its augmentation in 
 WINDOW = 50  # batches whose samples are sorted by length together
 
 
-def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor, indices: Tensor) -> Tensor:
-    """Return the weights of the samples at `indices`."""
+def weights_of(dataset: Any, weights: str | Sequence[float] | Tensor) -> Tensor:
+    """Return the weights of the samples."""
     if isinstance(weights, str):
         if weights != "class":
             raise FusionZooError(f"weights={weights!r}; the only named scheme is 'class'")
-        targets = dataset.targets[indices]
+        targets = dataset.targets
         if targets.ndim > 1:
             raise FusionZooError("class_weighted needs a target of one class, in column `target`")
         return (1.0 / torch.bincount(targets).double())[targets]
     values = torch.as_tensor(weights, dtype=torch.float64)
     if values.shape != (len(dataset),) or not bool((values.isfinite() & (values >= 0)).all()):
         raise FusionZooError(f"{values.numel()} weights for {len(dataset)} samples: one each")
-    if not values[indices].any():
+    if not values.any():
         raise FusionZooError("all weights are 0: there is nothing to sample from")
-    return values[indices]
+    return values
 
 
 class PairedSampler(Sampler[int]):
@@ -44,18 +44,18 @@ class PairedSampler(Sampler[int]):
 
     def __init__(
         self,
-        indices: Tensor,
+        size: int,
         *,
         shuffle: bool,
         weights: Tensor | None,
         rank: int,
         world: int,
-        tail: Literal["pad", "drop", "keep"],
+        pad: bool,
         seed: int,
         blocking: Blocking | None = None,
     ) -> None:
-        self.indices, self.shuffle, self.weights = indices, shuffle, weights
-        self.rank, self.world, self.tail, self.seed = rank, world, tail, seed
+        self.size, self.shuffle, self.weights = size, shuffle, weights
+        self.rank, self.world, self.pad, self.seed = rank, world, pad, seed
         self.blocking = blocking
         self.epoch = 0
 
@@ -78,27 +78,21 @@ class PairedSampler(Sampler[int]):
             return None
         seed = seed_of(self.seed, self.epoch, 0, "blocks")
         generator = torch.Generator().manual_seed(seed) if self.is_random else None
-        return self.blocking.windows(self.indices, generator)
+        return self.blocking.windows(torch.arange(self.size), generator)
 
     def order(self) -> Tensor:
         """Return the epoch's order before it is divided between processes."""
-        size = len(self.indices)
         if self.weights is not None:
-            chosen = torch.multinomial(self.weights, size, True, generator=self.generator())
+            order = torch.multinomial(self.weights, self.size, True, generator=self.generator())
         elif self.shuffle:
-            chosen = torch.randperm(size, generator=self.generator())
+            order = torch.randperm(self.size, generator=self.generator())
         else:
-            chosen = torch.arange(size)
-        order = self.indices[chosen]
+            order = torch.arange(self.size)
         windows = self.windows() if self.is_random else None
         if windows is not None:
             order = sort_by_window(order, windows)
-        remainder = size % self.world
-        if self.tail == "drop":
-            return order[: size - remainder]
-        if self.tail == "pad" and remainder:
-            return torch.cat([order, order.repeat(self.world)[: self.world - remainder]])
-        return order
+        more = -self.size % self.world if self.pad else 0
+        return torch.cat([order, order.repeat(self.world)[:more]]) if more else order
 
     def __iter__(self) -> Iterator[int]:
         yield from self.order()[self.rank :: self.world].tolist()
@@ -113,19 +107,16 @@ def make_sampler(
     shuffle: bool,
     distributed: tuple[int, int] | None = None,
     weights: Literal["class"] | Sequence[float] | Tensor | None = None,
-    subset: Sequence[int] | Tensor | None = None,
-    drop_last: bool = False,
     pad: bool | None = None,
     seed: int = 0,
 ) -> PairedSampler:
     """Return a sampler over `dataset`, which needs a length (and `targets` for class weights).
 
     `distributed=(rank, world)` divides the order between processes. `weights`, one per sample, draw
-    with replacement in proportion; `"class"` draws all classes equally often. `subset` restricts
-    the indices. If the number of samples is not divisible by that of processes, the remainder is
-    dropped (`drop_last`), padded with samples from the start (`pad`, the default when shuffling or
-    weighting) or kept. Kept, processes differ by up to one sample and none counts twice, which is
-    right for evaluation and the default otherwise.
+    with replacement in proportion; `"class"` draws all classes equally often. If the number of
+    samples is not divisible by that of processes, the remainder is padded with samples from the
+    start (`pad`, the default when shuffling or weighting) or kept. Kept, processes differ by up to
+    one sample and none counts twice, which is right for evaluation and the default otherwise.
 
     Samples in shards are shuffled in windows of some blocks, which are chosen at random: the order
     is that of one shuffle where a window holds all blocks.
@@ -133,23 +124,15 @@ def make_sampler(
     rank, world = distributed or (0, 1)
     if not 0 <= rank < world:
         raise FusionZooError(f"distributed=({rank}, {world}): the rank must be below {world}")
-    indices = torch.arange(len(dataset)) if subset is None else torch.as_tensor(subset)
-    if not len(indices):
+    if not len(dataset):
         raise FusionZooError("there is nothing to sample from: 0 samples")
-    if int(indices.min()) < 0 or int(indices.max()) >= len(dataset):
-        raise FusionZooError(f"subset holds indices outside 0 to {len(dataset) - 1}")
-    if drop_last and len(indices) < world:
-        raise FusionZooError(f"{len(indices)} samples, {world} processes: drop_last leaves none")
-    sample_weights = None if weights is None else weights_of(dataset, weights, indices)
-    pad = (shuffle or weights is not None) if pad is None else pad
-    tail: Literal["pad", "drop", "keep"] = "drop" if drop_last else "pad" if pad else "keep"
     return PairedSampler(
-        indices,
+        len(dataset),
         shuffle=shuffle,
-        weights=sample_weights,
+        weights=None if weights is None else weights_of(dataset, weights),
         rank=rank,
         world=world,
-        tail=tail,
+        pad=(shuffle or weights is not None) if pad is None else pad,
         seed=seed,
         blocking=dataset.blocking() if hasattr(dataset, "blocking") else None,
     )
@@ -160,9 +143,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
 
     Batches are formed over all processes and then divided between them. With `lengths`, one per
     sample, batches have samples of similar lengths: sorted within windows of 50 batches if the
-    sampler shuffles, else over the whole order. With `num_iters`, a pass has batches `start_iter`
-    to `num_iters`, counted over epochs; training uses it to resume within an epoch and for
-    `--train.max_steps`.
+    sampler shuffles, else over the whole order.
     """
 
     def __init__(
@@ -171,23 +152,19 @@ class PairedBatchSampler(Sampler[list[Key]]):
         batch_size: int,
         *,
         lengths: Tensor | None = None,
-        drop_last: bool = False,
-        num_iters: int | None = None,
-        start_iter: int = 0,
     ) -> None:
         check_number("batch_size", batch_size, 1)
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
-        self.drop_last, self.num_iters, self.start = drop_last, num_iters, start_iter
-        if num_iters is not None and not self.epoch_length():
-            raise FusionZooError(f"{len(sampler.indices)} samples make no batch of {batch_size}")
+        self.part = slice(None)  # of the epoch's batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch."""
         self.sampler.set_epoch(epoch)
 
-    def set_iters(self, start_iter: int, num_iters: int) -> None:
-        """Make passes go from batch `start_iter` until before `num_iters`, counted over epochs."""
-        self.start, self.num_iters = start_iter, num_iters
+    def set_part(self, epoch: int, start: int, stop: int | None) -> None:
+        """Make passes go from an epoch's batch `start` until before `stop`, or to its end."""
+        self.sampler.set_epoch(epoch)
+        self.part = slice(start, stop)
 
     def batches(self) -> list[Tensor]:
         """Return this epoch's batches of this process."""
@@ -196,11 +173,9 @@ class PairedBatchSampler(Sampler[list[Key]]):
         if self.lengths is not None:
             order = self._sort_by_length(order, global_size)
         batches = list(order.split(global_size))
-        if self.drop_last and len(batches[-1]) < global_size:
-            batches.pop()
         if self.lengths is not None and sampler.is_random:
             # A shorter last batch stays last, so that positions mean the same on all processes.
-            num_full = len(batches) - (len(batches[-1]) < global_size if batches else 0)
+            num_full = len(batches) - (len(batches[-1]) < global_size)
             shuffled = torch.randperm(num_full, generator=sampler.generator())
             windows = sampler.windows()
             if windows is not None and num_full:
@@ -221,37 +196,15 @@ class PairedBatchSampler(Sampler[list[Key]]):
         return torch.cat([rows[lengths.argsort(stable=True)] for rows, lengths in pairs])
 
     def __iter__(self) -> Iterator[list[Key]]:
-        if self.num_iters is None:
-            yield from self._keys(self.start)
-            return
-        iteration = self.start
-        while iteration < self.num_iters:
-            epoch, position = divmod(iteration, self.epoch_length())
-            self.set_epoch(epoch)
-            for batch in self._keys(position):
-                yield batch
-                iteration += 1
-                if iteration == self.num_iters:
-                    return
-
-    def _keys(self, start: int) -> Iterator[list[Key]]:
         seed, epoch = self.sampler.seed, self.sampler.epoch
-        for batch in self.batches()[start:]:
+        for batch in self.batches()[self.part]:
             yield [(index, seed_of(seed, epoch, index + 1)) for index in batch.tolist()]
 
-    def epoch_length(self) -> int:
-        """Return the number of batches of one epoch."""
-        sampler = self.sampler
-        rows, global_size = len(sampler.indices), self.batch_size * sampler.world
-        if sampler.tail == "drop":
-            rows -= rows % sampler.world
-        elif sampler.tail == "pad":
-            rows += -rows % sampler.world
-        num_full, remainder = divmod(rows, global_size)
-        return num_full + (remainder > sampler.rank and not self.drop_last)
-
     def __len__(self) -> int:
-        return self.epoch_length() if self.num_iters is None else self.num_iters - self.start
+        sampler = self.sampler
+        rows = sampler.size + (-sampler.size % sampler.world if sampler.pad else 0)
+        num_full, remainder = divmod(rows, self.batch_size * sampler.world)
+        return len(range(num_full + (remainder > sampler.rank))[self.part])
 
 
 def group_values(dataset: PairedDataset, by: str) -> Tensor:

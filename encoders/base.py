@@ -365,15 +365,14 @@ class Encoder(nn.Module):
             part.eval()
         return self
 
-    def set_channels_last(self, channels_last: bool = True) -> None:
-        """Set the memory format of weights and buffers of four dimensions, in place.
+    def set_channels_last(self) -> None:
+        """Store weights and buffers of four dimensions with channels last, in place.
 
         Convolutions over time have five, for which torch refuses the format.
         """
-        memory_format = torch.channels_last if channels_last else torch.contiguous_format
         for tensor in (*self.parameters(), *self.buffers()):
             if tensor.ndim == 4:
-                tensor.data = tensor.data.contiguous(memory_format=memory_format)
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def save_assets(self, folder: Path) -> None:
         """Write files other than weights that rebuilding needs, such as a tokenizer; often none."""

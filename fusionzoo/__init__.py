@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .model import create_model as create_model
     from .scripts.reproduce import reproduce as reproduce
     from .tools.data_convert import convert as convert
-    from .tools.embedding_report.report import embed_report as embed_report
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
     from .tools.export.runtime import load as load
@@ -74,7 +73,6 @@ _HOME = {
     "Run": "training.report",
     "register": "api",
     "search": "tools.search.search",
-    "embed_report": "tools.embedding_report.report",
     "explain": "tools.explain.explain",
     "export": "tools.export.export",
     "report": "tools.run_report.report",

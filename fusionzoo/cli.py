@@ -31,7 +31,6 @@ COMMANDS = {  # first words -> module, and function that takes the words behind 
     ("predict",): (".cli", "predict_command"),
     ("report",): (".tools.run_report.report", "report_command"),
     ("search",): (".tools.search.search", "search_command"),
-    ("embed-report",): (".tools.embedding_report.report", "embed_report_command"),
     ("analyse",): (".tools.analyse", "analyse_command"),
     ("serve",): (".tools.serve.server", "serve_command"),
     ("explain",): (".tools.explain.explain", "explain_command"),
@@ -155,7 +154,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")
     commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
     commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
-    commands.add_parser("embed-report", help="measure them: `fusionzoo embed-report --help`")
     commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
     commands.add_parser("reproduce", help="redo a paper's figures: `fusionzoo reproduce --help`")
     commands.add_parser(

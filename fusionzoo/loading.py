@@ -199,11 +199,9 @@ def load(
     except Exception as error:
         raise FusionZooError(f"{weights}: {one_line(error)}") from error
     _check_finite(model, weights)
-    model.complete(
-        trained_on=TrainedOn.load(folder),
-        calibration=Calibration.load(folder, model.answer_targets),
-        readme=edited_readme(folder),
-    )
+    calibration = Calibration.load(folder, model.answer_targets)
+    model.complete(trained_on=TrainedOn.load(folder), calibration=calibration)
+    model.readme = edited_readme(folder)
     model.to(device).eval()
     with bounded_allocation(weights):
         _answer_blank(model, folder)

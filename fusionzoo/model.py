@@ -215,7 +215,7 @@ class FusionModel(nn.Module):
         self.heads: UnimodalHeads | None = None  # a classifier of each modality alone
         self.trained_on: TrainedOn | None = None  # None: not known
         self.calibration: Calibration | None = None  # of the answers; None: as they were trained
-        self.readme: str | None = None  # the author's, of the folder; None: a card is written
+        self.readme: str | None = None  # what `save` writes as README.md; None: a model card
         self._first_weights: Mapping[str, Mapping[str, str]] = {}  # of a model that was loaded
         self._prior: list[float] | None = None
         self._matryoshka: list[int] = []
@@ -234,7 +234,6 @@ class FusionModel(nn.Module):
         trained_on: TrainedOn | None = None,
         calibration: Calibration | None = None,
         first_weights: Mapping[str, Mapping[str, str]] | None = None,
-        readme: str | None = None,
     ) -> FusionModel:
         """Add what training measures or learns beside encoders and fusion; return the model.
 
@@ -249,7 +248,6 @@ class FusionModel(nn.Module):
             calibration: temperatures, thresholds and conformal scores of the validation split
             first_weights: modality -> `source` and `licence` of its encoder's first weights, where
                 the encoders were built without them
-            readme: text that `save` writes as README.md instead of a model card
         """
         if prior is not None:
             self._prior = prior.tolist()
@@ -268,8 +266,6 @@ class FusionModel(nn.Module):
             self.calibration = calibration
         if first_weights:
             self._first_weights = first_weights
-        if readme is not None:
-            self.readme = readme
         return self
 
     @property

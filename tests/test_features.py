@@ -24,7 +24,7 @@ from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache as cache_module
 from fusionzoo.features.cache import CachedParts, FeatureCache, feature_cache, load_features
-from fusionzoo.features.encode import PartStore, StoredFeatures, describe, encode, key_of
+from fusionzoo.features.encode import Compute, PartStore, StoredFeatures, describe, encode, key_of
 from fusionzoo.model import encode_rows
 from fusionzoo.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
@@ -54,7 +54,7 @@ def test_cached_features_equal_the_encoders(modality: str, tmp_path: Path) -> No
     encoder, dataset = build(modality), some()
     description = describe(encoder, dataset)
     cache = FeatureCache(tmp_path)
-    stored = cache.get(description, lambda _: encode(encoder, dataset, batch_size=7))
+    stored = cache.get(description, lambda _: encode(encoder, dataset, Compute(batch_size=7)))
     rows = torch.tensor([3, 0, 17, 39, 17])
     cached = stored.take(rows)
     batch = Collate({modality: encoder.processor(False)})([dataset[row] for row in rows.tolist()])
@@ -98,14 +98,14 @@ def test_an_encoding_that_is_stopped_goes_on_and_ends_with_the_same_features(
 
     def compute(parts: PartStore) -> StoredFeatures:
         watch = stop_at_every_second_batch
-        return encode(encoder, dataset, batch_size=7, after_batch=watch, parts=parts)
+        return encode(encoder, dataset, Compute(batch_size=7), after_batch=watch, parts=parts)
 
     for _ in range(2):
         with pytest.raises(Stopped):
             cache.get(description, compute)
         assert cache.load(description) is None
     assert len(list(cache.entries())) == 2
-    stored, whole = cache.get(description, compute), encode(encoder, dataset, batch_size=7)
+    stored, whole = cache.get(description, compute), encode(encoder, dataset, Compute(batch_size=7))
     assert sum(sizes) == int(whole.present.sum())
     assert all(torch.equal(x, y) for x, y in zip(stored, whole, strict=True))
     assert [entry.key for entry in cache.entries()] == [key_of(description)]
@@ -123,7 +123,7 @@ def test_what_is_encoded_is_stored_while_the_rest_is_encoded(
     def count(_: Features) -> None:
         stored.append(sum(len(part.pooled) for part in parts.load()))
 
-    encode(encoder, dataset, batch_size=15, after_batch=count, parts=parts)
+    encode(encoder, dataset, Compute(batch_size=15), after_batch=count, parts=parts)
     assert stored == [15, 30, 40]
 
 
@@ -423,7 +423,7 @@ def test_augmented_views_differ_from_each_other_and_repeat_exactly() -> None:
 def test_standardised_training_features_are_centred_and_of_one_length(
     kind: str, per_feature: bool
 ) -> None:
-    stored = encode(build("text"), some(), progress=False)
+    stored = encode(build("text"), some(), Compute(progress=False))
     rows = torch.arange(40)
     scaled = measure(stored, rows, kind, with_tokens=True)(stored.take(rows))
     present = scaled.mask.any(1)

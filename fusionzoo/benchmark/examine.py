@@ -19,7 +19,7 @@ from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import LOST_PART, corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
-from fusionzoo.features.encode import encode
+from fusionzoo.features.encode import Compute, encode
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, seed_of
 from fusionzoo.training.multitask import Tasks
@@ -131,14 +131,9 @@ class Examiner:
                 yield condition, self._encode(model, changed, condition[0])
 
     def _encode(self, model: FusionModel, samples: PairedDataset, modality: str) -> Features:
-        cfg = self.bench.cfg
-        stored = encode(
-            dict(model.named_encoders())[modality],
-            samples,
-            num_workers=loader_workers(cfg),
-            device=device_of(cfg),
-            progress=False,
-        )
+        workers, device = loader_workers(self.bench.cfg), device_of(self.bench.cfg)
+        compute = Compute(num_workers=workers, device=device, progress=False)
+        stored = encode(dict(model.named_encoders())[modality], samples, compute)
         return stored.take(torch.arange(len(stored.pooled)), reads_tokens(self.job.candidate))
 
     def _scores(self, logits: Tensor) -> Tensor:

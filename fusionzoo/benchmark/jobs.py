@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
 from fusionzoo.devices import seed_everything
+from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
@@ -21,6 +22,7 @@ from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
+from fusionzoo.training.balance import StrategyInputs
 from fusionzoo.training.build import choose_encoders
 
 from .bench import Bench, Fold, Job, Settings, dataset_of, learned_rows, target_spec, tasks_of
@@ -168,7 +170,9 @@ def _trainer(
     if isinstance(feed, BatchFeed):
         parts = {"train": rows, "val": bench.folds[job.fold].val}
         splits = {name: feed.dataset.subset(part) for name, part in parts.items()}
-    return BalancedTrainer(model, cfg, tasks, balance, targets, rows, groups, seed, splits, weights)
+    world = World(device=next(model.parameters()).device)
+    inputs = StrategyInputs(model, targets[rows].cpu(), seed, world)
+    return BalancedTrainer(inputs, cfg, tasks, balance, rows, groups, splits, weights)
 
 
 def build(bench: Bench, job: Job) -> tuple[list[FusionModel], ProbeFeed | BatchFeed]:

@@ -21,7 +21,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.evaluation.robustness import CORRUPTIONS, corrupted
 from fusionzoo.features.cache import feature_cache
-from fusionzoo.features.encode import describe, encode, fingerprint, key_of
+from fusionzoo.features.encode import Compute, describe, encode, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder
 from fusionzoo.fusion import create_fusion
 from fusionzoo.model import FusionModel
@@ -264,17 +264,16 @@ def store_features(
 
     After `deadline`, OutOfTimeError: the next call goes on after the last batch.
     """
+    workers, device = loader_workers(bench.cfg), device_of(bench.cfg)
     feature_cache().get(
         description,
         lambda parts: encode(
             encoder,
             dataset,
-            num_workers=loader_workers(bench.cfg),
+            Compute(num_workers=workers, device=device, progress=progress),
             max_tokens=description["max_tokens"],
             view=description.get("view", 0),
-            device=device_of(bench.cfg),
             after_batch=lambda _: check_time(deadline),
-            progress=progress,
             parts=parts,
         ),
     )

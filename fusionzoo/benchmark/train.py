@@ -14,7 +14,6 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fusionzoo.config import BenchmarkConfig, RunConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import row_mean
@@ -397,38 +396,33 @@ class CachedEncoder(Encoder):
 class BalancedTrainer(FeedTrainer):
     """Trains one model under training strategies, by `training.trainer.Trainer`.
 
-    `train` are the rows of the training split, whose numbers are the samples' ids, and `weights`
-    (N,) how much they count. `dataset` is needed by strategies that train on loaders of their own
-    (`gblend`), which probes do not have.
+    `train` are the rows of the training split, whose numbers are the samples' ids; `inputs` has
+    their targets, and `weights` (N,) is how much they count. `dataset` is needed by strategies that
+    train on loaders of their own (`gblend`), which probes do not have.
     """
 
     def __init__(
         self,
-        model: FusionModel,
+        inputs: StrategyInputs,
         cfg: BenchmarkConfig,
         tasks: Tasks,
         names: Sequence[str],
-        targets: Tensor,
         train: Tensor,
         groups: Sequence[str] = (),
-        seed: int = 0,
         dataset: Mapping[str, PairedDataset] | None = None,
         weights: Tensor | None = None,
     ) -> None:
-        device = next(model.parameters()).device
-        world = World(device=device)
+        model, labels, seed, world = inputs
         self.model, self.cfg, self.tasks = model, cfg, tasks
         self.phases = model.fusion.phases
-        labels = targets[train]
         chosen = {name: cfg.balance_settings.get(name, {}) for name in names}
-        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(labels.cpu(), weights))
+        heads = UnimodalHeads({}, model.fusion.dim, tasks.prior(labels, weights))
         ids = [str(row) for row in train.tolist()] if dataset is None else dataset["train"].ids
         mean_weight = None if weights is None else float(weights.double().mean())
-        objective = Objective(model, heads, tasks, ids, labels.cpu(), groups, seed, mean_weight)
-        self.weights_of_rows = None if weights is None else weights.to(device)
-        inputs = StrategyInputs(model, labels.cpu(), seed, world)
+        objective = Objective(model, heads, tasks, ids, labels, groups, seed, mean_weight)
+        self.weights_of_rows = None if weights is None else weights.to(world.device)
         objective.balance = build_balance(list(names), chosen, inputs)
-        objective.to(device)
+        objective.to(world.device)
         if dataset is None:
             check_frozen(objective)
         if weights is not None:

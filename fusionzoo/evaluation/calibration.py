@@ -1,4 +1,4 @@
-"""Calibration and selective prediction of a classifier; geometry of embeddings."""
+"""Calibration and selective prediction of a classifier."""
 
 from __future__ import annotations
 

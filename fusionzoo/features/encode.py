@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -94,31 +95,41 @@ class PartStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How `encode` computes; only `amp` changes the features."""
+
+    batch_size: int = 64
+    num_workers: int = 0
+    device: torch.device = torch.device("cpu")
+    amp: torch.dtype | None = None  # precision of autocast
+    progress: bool = True  # shown on the console
+
+
+COMPUTE = Compute()
+
+
 @torch.no_grad()
 def encode(
     encoder: Encoder,
     dataset: PairedDataset,
+    compute: Compute = COMPUTE,
     *,
-    batch_size: int = 64,
-    num_workers: int = 0,
     max_tokens: int | None = None,
     view: int = 0,
-    device: torch.device | None = None,
-    amp: torch.dtype | None = None,
     processor: Processor | None = None,
     after_batch: Callable[[Features], None] | None = None,
-    progress: bool = True,
     parts: PartStore | None = None,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
     View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
     its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
-    first; `after_batch` is called with the features of each batch. `amp` is the precision of
-    autocast, and `processor` stands in for the encoder's. The global generators stay as they are.
-    With `parts`, what a call that was stopped had encoded is not encoded again.
+    first; `after_batch` is called with the features of each batch, and `processor` stands in for
+    the encoder's. The global generators stay as they are. With `parts`, what a call that was
+    stopped had encoded is not encoded again.
     """
-    name, device = encoder.modality, device or torch.device("cpu")
+    name, size = encoder.modality, compute.batch_size
     samples = dataset.only(name)
     order = samples.by_length()
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
@@ -126,19 +137,18 @@ def encode(
     collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
     # Samples of a further view get a seed for augmentation.
     rest = [(row, 1 + row + view * len(samples) if view else 0) for row in order[encoded.done :]]
-    batches = [rest[at : at + batch_size] for at in range(0, len(rest), batch_size)]
-    loader = make_loader(samples, batches, collate, num_workers=num_workers)
-    encoder = encoder.to(device).eval()
+    batches = [rest[at : at + size] for at in range(0, len(rest), size)]
+    loader = make_loader(samples, batches, collate, num_workers=compute.num_workers)
+    encoder = encoder.to(compute.device).eval()
     desc = f"encode {name}" + (f", view {view}" if view else "")
-    bar = progress_bar(
-        total=len(samples), initial=encoded.done, desc=desc, unit="sample", disable=not progress
-    )
+    total, hidden = len(samples), not compute.progress
+    bar = progress_bar(total=total, initial=encoded.done, desc=desc, unit="sample", disable=hidden)
     with bar, encoded:
         for batch in loader:
             present = batch.present[:, 0].tolist()
             ids = [sample_id for sample_id, has in zip(batch.ids, present, strict=True) if has]
             if ids:
-                features = _encode_present(encoder, batch, device, amp)
+                features = _encode_present(encoder, batch, compute)
                 for sample_id, tokens, mask, vector in zip(ids, *features, strict=True):
                     encoded.put(row_of[sample_id], vector, shorten(tokens[mask], max_tokens))
             bar.update(len(batch.ids))
@@ -196,14 +206,12 @@ class _Encoded:
         return StoredFeatures(self.pooled[list(rows)], torch.cat(tokens), offsets)
 
 
-def _encode_present(
-    encoder: Encoder, batch: Batch, device: torch.device, amp: torch.dtype | None
-) -> Features:
+def _encode_present(encoder: Encoder, batch: Batch, compute: Compute) -> Features:
     """Encode the rows that have the only modality of a batch; return features on the CPU."""
     raw, present = batch.inputs[encoder.modality], batch.present[:, 0]
     assert isinstance(raw, dict)
-    inputs = {key: x[present].to(device) for key, x in raw.items()}
-    with torch.autocast(device.type, dtype=amp, enabled=amp is not None):
+    inputs = {key: x[present].to(compute.device) for key, x in raw.items()}
+    with torch.autocast(compute.device.type, dtype=compute.amp, enabled=compute.amp is not None):
         return Features(*(x.cpu() for x in encoder(inputs)))
 
 

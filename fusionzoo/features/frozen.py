@@ -18,7 +18,7 @@ from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import CachedParts, feature_cache, load_features
-from fusionzoo.features.encode import NotCacheable, StoredFeatures, describe, encode
+from fusionzoo.features.encode import Compute, NotCacheable, StoredFeatures, describe, encode
 from fusionzoo.fusion import fusion_info
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
@@ -192,13 +192,15 @@ class Caching:
             stored = encode(
                 encoder,
                 samples,
-                num_workers=self.num_workers,
+                Compute(
+                    num_workers=self.num_workers,
+                    device=self.world.device,
+                    amp=self.amp,
+                    progress=self.world.main,
+                ),
                 max_tokens=description["max_tokens"],
-                device=self.world.device,
-                amp=self.amp,
                 processor=SameInTraining(encoder.processor(False), encoder.loader_processor(True)),
                 after_batch=_Watch(self, encoder.dim, len(samples)),
-                progress=self.world.main,
                 parts=parts,
             )
         except NotCacheable as error:

@@ -66,9 +66,8 @@ def chunks(
     """
     sampler = loader.batch_sampler
     assert isinstance(sampler, PairedBatchSampler)
-    epoch_length = sampler.epoch_length()
-    stop = epoch_length if max_chunks is None else min(epoch_length, (skip + max_chunks) * size)
-    sampler.set_iters(epoch * epoch_length + skip * size, epoch * epoch_length + stop)
+    stop = None if max_chunks is None else (skip + max_chunks) * size
+    sampler.set_part(epoch, skip * size, stop)
     batches = iter(loader)
     while chunk := list(islice(batches, size)):
         yield chunk

@@ -23,8 +23,10 @@ from fusionzoo.benchmark.train import (
     refit,
     stackable,
 )
+from fusionzoo.distributed import World
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features
+from fusionzoo.training.balance import StrategyInputs
 from fusionzoo.training.multitask import plain_tasks
 from helpers.setup_benchmark import small
 
@@ -220,7 +222,8 @@ def test_every_trainer_takes_a_weight_of_2_for_a_row_listed_twice(tmp_path: Path
     stacked = StackedTrainer([model("gmu", 0)], cfg, weights=WHOLE)
     cached = model("gmu", 0)
     cached.encoders.update({n: CachedEncoder(n, "vector", width) for n, width in DIMS.items()})
-    balanced = BalancedTrainer(cached, cfg, plain_tasks(), [], TARGETS, TRAIN, weights=WHOLE)
+    inputs = StrategyInputs(cached, TARGETS[TRAIN], 0, World())
+    balanced = BalancedTrainer(inputs, cfg, plain_tasks(), [], TRAIN, weights=WHOLE)
     for trainer in (single, stacked, balanced):
         found = trained(trainer, range(60))
         for name, value in wanted.items():

@@ -437,12 +437,6 @@ def test_values_in_memory_are_embedded_exactly(tmp_path: Path) -> None:
         some.to_manifest(tmp_path / "m.csv", embed=True)
 
 
-def test_a_manifest_of_another_data_set_is_written(tmp_path: Path) -> None:
-    data = fz.create_dataset("interactions", samples=60, missing=0.3)
-    again = fz.create_dataset(**data.to_manifest(tmp_path / "i.parquet"))
-    assert_same(data, again)
-
-
 def test_a_value_that_cannot_be_written_names_its_sample(tmp_path: Path) -> None:
     rows = [{"id": "a", "vector": [[1.0]], "text": "x"}]
     data = fz.create_dataset(rows)

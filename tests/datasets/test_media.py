@@ -466,15 +466,6 @@ def test_drawings_are_rendered_in_an_empty_folder(
         decode_image(f"{SVG}/>".encode())
 
 
-def test_pictures_come_from_bytes_objects_and_arrays_too() -> None:
-    picture = Image.new("RGB", (3, 2), RED)
-    held = io.BytesIO()
-    picture.save(held, "png")
-    wanted = decode_image(picture)
-    for source in (held.getvalue(), np.array(picture), wanted):
-        assert torch.equal(decode_image(source), wanted)
-
-
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
 def test_stereo_of_any_format_becomes_mono_at_its_own_rate(suffix: str, tmp_path: Path) -> None:
     time = np.arange(22050) / 44100

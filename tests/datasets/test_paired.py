@@ -205,14 +205,6 @@ def test_the_folder_refuses_to_stand_in_for_hugging_face() -> None:
     assert done.stderr.splitlines()[-1].startswith("ImportError: this is fusionzoo's folder")
 
 
-def test_views_and_pickles_hold_the_same_samples(tmp_path: Path) -> None:
-    data = create_dataset("manifest", root=write_csv(tmp_path / "data.csv")).split("train")
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy.ids == data.ids == ["a", "b", "c"]
-    assert copy[2].values["text"] == "two cats"
-    assert data.subset([2, 0]).ids == ["c", "a"]
-
-
 def test_a_sample_looks_its_class_up_without_walking_through_all_classes() -> None:
     class Unsearchable(list[str]):
         def index(self, *_: Any) -> int:

@@ -26,7 +26,7 @@ from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
-from fusionzoo.features.encode import encode, fingerprint
+from fusionzoo.features.encode import Compute, encode, fingerprint
 from fusionzoo.inputs.data import store_table
 from fusionzoo.model import encode_rows
 from fusionzoo.structures import ITEM_COUNTS, Audio, Sample
@@ -278,7 +278,7 @@ def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: An
         {"split": "train", "image": [str(root / "frames" / x) for x in names]} for names in files
     ]
     data = fz.create_dataset(table)
-    stored = encode(encoder, data, progress=False)
+    stored = encode(encoder, data, Compute(progress=False))
     batch = Collate({"image": encoder.processor(False)})([data[n] for n in range(3)])
     features = encode_rows(encoder, batch.inputs["image"], batch.present[:, 0])
     taken = stored.take(torch.arange(3))

@@ -211,7 +211,8 @@ def loaded(
     data: PairedDataset, workers: int, start: int = 0, rank: int = 0, world: int = 1
 ) -> list[list[str]]:
     sampler = make_sampler(data, shuffle=True, distributed=(rank, world), seed=5)
-    batches = PairedBatchSampler(sampler, 6 // world, num_iters=9, start_iter=start)
+    batches = PairedBatchSampler(sampler, 6 // world)
+    batches.set_part(1, start, None)
     return load(data, batches, workers)
 
 
@@ -220,7 +221,7 @@ def loaded(
 def test_workers_and_ranks_load_the_same_batches(workers: int, shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
     alone = loaded(train, 0)
-    assert len(alone) == 9 and len({key for batch in alone for key in batch}) > 30
+    assert len(alone) == 5 and len({key for batch in alone for key in batch}) == len(train)
     assert loaded(train, workers) == alone
     ranks = [loaded(train, workers, rank=rank, world=2) for rank in (0, 1)]
     assert [[*a, *b] for a, b in zip(*ranks, strict=True)] == [[*x[::2], *x[1::2]] for x in alone]
@@ -228,7 +229,7 @@ def test_workers_and_ranks_load_the_same_batches(workers: int, shards: Path) -> 
 
 def test_a_resumed_epoch_goes_on_with_the_next_batch(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
-    assert loaded(train, 0, start=7) == loaded(train, 0)[7:]
+    assert loaded(train, 0, start=3) == loaded(train, 0)[3:]
 
 
 # ---- conversions that stop

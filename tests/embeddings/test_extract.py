@@ -90,18 +90,6 @@ def test_rows_keep_the_order_of_the_table_and_batches_that_of_lengths(
     assert np.mean(spread) < 0.5 * (max(lengths.values()) - min(lengths.values()))
 
 
-def test_paths_and_rows_in_memory_keep_their_order(tmp_path: Path, table: Path) -> None:
-    rows = [
-        {"id": f"x{n}", "text": "long " * (n * 7 % 5) + "text", "target": "a"} for n in range(9)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    for number, data in enumerate([str(table), str(tmp_path / "t.parquet"), rows]):
-        dataset = create_dataset(data)
-        text_model = create_model("sum", {"text": CHARS}, 1, dim=4)
-        out = fz.embed(text_model, data, out=tmp_path / f"{number}.parquet", batch_size=4)
-        assert fz.read_embeddings(out).ids == dataset.ids
-
-
 def test_columns_of_the_table_are_read_once_however_many_batches_there_are(
     model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

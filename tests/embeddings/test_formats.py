@@ -74,20 +74,6 @@ def test_a_search_gives_the_same_hits_in_every_format(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_report_has_the_same_figures_in_every_format(
-    name: str, data: Any, expected: Path, tmp_path: Path
-) -> None:
-    report = fz.embed_report(embed(data, tmp_path, name), expected)
-    first, second = report.samples
-    assert first.ids == second.ids and [*first.vectors] == [*second.vectors]
-    for column, vectors in first.vectors.items():
-        np.testing.assert_array_equal(vectors, second.vectors[column])
-    lines = [x for x in report.columns if x["vectors"] == "a"]
-    assert lines[0]["linear_probe"] == lines[1]["linear_probe"]
-
-
-@pytest.mark.slow
 @pytest.mark.needs("faiss")
 def test_an_index_of_a_folder_is_built_again_when_a_part_changes(
     data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ CHROMIUM = shutil.which("chromium")
 DATA: dict[str, Any] = {"name": "interactions", "samples": 100}
 USE: dict[str, Any] = {"num_workers": 0, "device": "cpu"}
 BESIDE = {"results.parquet", "summary.json", "table.md", "table.tex", "config.yaml"}
-SCRIPTS = {"benchmark": True, "combined": True, "embeddings": True}
+SCRIPTS = {"benchmark": True, "combined": True}
 SCRIPTS |= dict.fromkeys(("audit", "sheet", "search", "explanations", "run"), False)
 POLICY = {
     "default-src": "'none'",
@@ -65,8 +65,6 @@ def write(name: str, folder: Path) -> Path:
         case "search":
             file = fz.read_embeddings(embedded(folder))
             fz.search(embedded(folder), id=file.ids[0]).to_html(out)
-        case "embeddings":
-            fz.embed_report(embedded(folder), html=out)
         case "explanations":
             fz.explain(trained(folder), **USE).to_html(out)
         case "run":

@@ -66,7 +66,7 @@ class Found:
         """Write a page with thumbnails, texts and players."""
         path, cards = Path(path), []
         for hit in self.hits:
-            previews = self.samples.previews(hit.id, plays=True)
+            previews = self.samples.previews(hit.id)
             shown = {n: str(x)[:MAX_VALUE] for n, x in hit.columns.items() if _is_shown(n, x)}
             texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
             paths = {name: source for name, source in hit.sources.items() if name not in texts}

@@ -42,12 +42,12 @@ class SearchedSamples:
         values = {name: dataset.reference(name, row) for name in dataset.modalities}
         return {name: str(x) for name, x in values.items() if isinstance(x, str | Path | ArrayItem)}
 
-    def previews(self, sample_id: str, *, plays: bool = False) -> list[Any]:
-        """Return thumbnail, waveform or excerpt of each modality; `plays` adds players."""
+    def previews(self, sample_id: str) -> list[Any]:
+        """Return thumbnail, waveform with player, or excerpt of each modality."""
         row = self.row(sample_id)
         if row is None or self.dataset is None:
             return []
-        return show_sample(self.dataset, row, plays=plays)
+        return show_sample(self.dataset, row, plays=True)
 
 
 def open_samples(

@@ -140,11 +140,6 @@ class VectorFile:
             schema = pa.schema([self.stored.schema.field(name) for name in names])
             return pa.Table.from_batches(batches, schema).combine_chunks()
 
-    def strings(self, name: str) -> list[str | None]:
-        """Return a column as text."""
-        cells = [cell for batch in self.batches([name]) for cell in batch.column(0).to_pylist()]
-        return [None if cell is None else str(cell) for cell in cells]
-
     def rows_of(self, ids: Sequence[str]) -> list[int]:
         """Return the rows of ids."""
         if not ids:

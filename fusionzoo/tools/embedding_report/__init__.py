@@ -1,1 +1,0 @@
-"""A quality report of one or two files of embeddings."""
