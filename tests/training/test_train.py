@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from fusionzoo.config import read_yaml
 from fusionzoo.distributed import World
 from fusionzoo.encoders.vector import VectorMLP
 from fusionzoo.errors import FusionZooError
+from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import report
 from fusionzoo.training.checkpoint import State
@@ -350,6 +352,21 @@ def test_processes_meet_by_address_or_file(method: str, tmp_path: Path) -> None:
     ]
     assert all(map(finished, ranks))
     assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+@pytest.mark.slow
+def test_two_processes_embed_the_same_rows_as_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train(flags(run, "--train.epochs", "1")) == 0
+    assert embed(["--model", str(run), "--out", str(tmp_path / "one.parquet")]) == 0
+    command = ["embed.py", "--model", str(run), "--out", str(tmp_path / "two.parquet")]
+    assert finished(script(*TORCHRUN, *command))
+    one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
+    assert len(one) == 300
+    assert two["id"].equals(one["id"])
+    for name in ("fused", "a"):
+        found, wanted = (torch.tensor(table[name].to_pylist()) for table in (two, one))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_finished_run_is_never_overwritten_unasked(
