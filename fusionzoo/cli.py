@@ -412,7 +412,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 
     def start(cfg: EvaluateConfig) -> int:
-        from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
+        from fusionzoo.evaluation.measure import terms
         from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_rows
         from fusionzoo.inference import CALIBRATION, RETRIEVAL, evaluate, retrieval_rows
         from fusionzoo.training.calibrate import calibration_rows
@@ -421,9 +421,7 @@ def evaluate_command(args: Sequence[str]) -> int:
         header, rows = metrics_table(metrics)
         if header[1:]:
             title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
-            if WEIGHTED_BY in metrics:
-                title += f", {weighted_by(metrics[WEIGHTED_BY])}"
-            print_table(title, header, rows)
+            print_table(f"{title}{terms(metrics)}", header, rows)
         if CALIBRATION in metrics:
             print_table("Probabilities", *calibration_rows(metrics[CALIBRATION]))
         for column, figures in metrics.get(SUBGROUPS, {}).items():

@@ -36,7 +36,14 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_of, measure
+from fusionzoo.evaluation.measure import (
+    POSITIVE,
+    WEIGHTED_BY,
+    Answers,
+    Figures,
+    logits_of,
+    measure,
+)
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
@@ -333,7 +340,8 @@ def evaluate(
     tasks = tasks_of_model(model, answers.target)
     if weighted:
         tasks.check_weights()
-    nested = nested_metrics(measure(tasks, answers)) | weighted
+    positive = {POSITIVE: tasks.positive} if tasks.positive else {}
+    nested = nested_metrics(measure(tasks, answers, slow=True)) | positive | weighted
     nested |= calibrated | {SEEN: seen}
     if cfg.subgroups:
         if len(tasks.tasks) > 1:

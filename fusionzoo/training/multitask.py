@@ -39,14 +39,29 @@ class Tasks(nn.Module):
         self.widths = [max(1, task.target.width) for task in tasks]  # no target: an idle logit
         self.columns = [task.target.columns for task in tasks]
         first = tasks[0]
-        self.leading, self.higher, self.shown = first.leading, first.higher, first.columns()
+        self.leading, self.higher, self.shown = (
+            first.leading,
+            first.higher,
+            (*first.columns().items(),),
+        )
+        self._slow_leads = False
         if len(tasks) > 1:
             self.leading, self.higher = "loss", False
             self.shown = tuple(
                 (f"{task.target.name}.{key}", f"{task.target.name}: {title}")
                 for task in tasks
-                for key, title in (task.shown[0], *task.columns()[len(task.shown) :])
+                for key, title in (dict(task.shown[:1]) | task.titled).items()
             )
+
+    @property
+    def positive(self) -> str:
+        """The positive class of each target of two classes, `sick`; `column: sick` of several."""
+        several = len(self.tasks) > 1
+        return ", ".join(
+            f"{task.target.name}: {task.target.classes[1]}" if several else task.target.classes[1]
+            for task in self.tasks
+            if isinstance(task.target, OneOf) and task.target.width == 2
+        )
 
     @property
     def first(self) -> Task:
@@ -82,25 +97,32 @@ class Tasks(nn.Module):
                 )
 
     def metrics(
-        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+        self,
+        logits: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        slow: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of a split, each task's on the rows with its label: (N, K), labels.
 
-        Rows count by their `weights`, (N,); those of weight 0 are left out.
+        Rows count by their `weights`, (N,); those of weight 0 are left out. Slow metrics are left
+        out unless `slow`, or one of them is the leading one.
         """
+        slow = slow or self._slow_leads
         if weights is not None and not (counts := weights > 0).all():
             if not counts.any():
                 raise FusionZooError("all weights of these samples are 0: nothing can be measured")
             logits, target, weights = (x[counts] for x in (logits, target, weights))
         if self.plain:
-            return self.first.metrics(logits, target, *_listed(weights))
+            return _measured(self.first, slow, logits, target, *_listed(weights))
         by_task: dict[str, dict[str, float]] = {}
         for task, task_logits, label in self._parts(logits, target):
             has_label = ~label.isnan().any(-1)
             if not has_label.any():
                 raise FusionZooError(f"no sample of this split has a label {task.target.name!r}")
             rows = [x[has_label] for x in (task_logits, label, *_listed(weights))]
-            by_task[task.target.name] = task.metrics(*rows)
+            by_task[task.target.name] = _measured(task, slow, *rows)
         if len(by_task) == 1:
             return next(iter(by_task.values()))
         losses = zip(
@@ -164,6 +186,11 @@ class Tasks(nn.Module):
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
         return list(zip(self.tasks, *slices, strict=True))  # type: ignore[arg-type]
+
+
+def _measured(task: Task, slow: bool, *rows: Tensor) -> dict[str, float]:
+    slow = slow and any(entry.slow for entry in task.entries)
+    return task.metrics(*rows) | (task.figures(*rows, slow=True) if slow else {})
 
 
 def _listed(weights: Tensor | None) -> tuple[Tensor, ...]:

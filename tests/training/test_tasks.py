@@ -287,6 +287,26 @@ def test_each_objective_learns_reports_and_predicts(
         assert sum(low.probabilities.values()) == pytest.approx(1)
 
 
+def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--data.columns.target", "kind", "--train.epochs", "1"]
+    assert train(flags(data, tmp_path / "run", *settings)) == 0
+    title, *lines = capsys.readouterr().out.partition("Test split")[2].splitlines()
+    assert title.endswith(", positive: up")
+    assert "AUROC" in lines[1] and len(lines[1]) <= 80
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert results["positive"] == "up"
+    curves = {"auroc", "average_precision"}
+    assert curves | {"sensitivity", "specificity"} <= results["val"].keys()
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert not curves & last["val"].keys()  # of 10 classes they would take 4 % of a short epoch
+    found = fusionzoo.evaluate(str(tmp_path / "run"))
+    assert found["positive"] == "up"
+    assert found["auroc"] == pytest.approx(results["test"]["auroc"], abs=1e-6)
+    assert found["unimodal"]["a"].keys() >= curves
+
+
 SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]
 SEVERAL += ["--targets.age.name", "regression", "--targets.age.weight", "0.5"]
 SEVERAL += ["--targets.grade.name", "ordinal", "--targets.tags.name", "multilabel"]
@@ -476,7 +496,7 @@ def test_a_titled_metric_is_a_column_and_its_gain_is_positive_where_the_fusion_i
     labels = torch.tensor([[0.0], [1.0]])
     task = OBJECTIVES.create("classification", OneOf("y", classes=("a", "b")), labels)
     plain = Tasks([task], plain=True)
-    assert plain.shown == (*task.shown, ("own", "surprise"))
+    assert plain.shown == (*task.shown, ("auroc", "AUROC"), ("own", "surprise"))
     assert plain.metrics(torch.zeros(2, 2), torch.tensor([0, 1]))["own"] == 0.5
     better, worse = {"accuracy": 0.9, "own": 1.0}, {"accuracy": 0.8, "own": 1.5}
     assert plain.gain("accuracy", better, worse) == "+10.0 points"
