@@ -90,6 +90,11 @@ class TrainConfig:
         "the epoch whose model is kept: best_val, the best by validation, or last, for which the"
         " data needs no validation split",
     )
+    metric: str = option(
+        "",
+        "validation metric that chooses the best epoch, early stopping and trials: auroc, loss, or"
+        " any in metrics.json; empty = that of the objective",
+    )
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
     )

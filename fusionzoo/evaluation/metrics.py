@@ -228,8 +228,8 @@ def _where_varied(truth: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _macro(name: str, truth: Tensor, scores: Tensor, weights: Tensor | None) -> float:
-    """Return the mean over the columns of a figure of scikit-learn: (N, C). NaN without a column, or
-    where a score is not finite."""
+    """Return the mean over the columns of a figure of scikit-learn: (N, C). NaN without a column,
+    or where a score is not finite."""
     from sklearn import metrics
 
     if not truth.shape[1] or not scores.isfinite().all():

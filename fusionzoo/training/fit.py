@@ -262,6 +262,8 @@ class RunInProgress:
             state.evaluated += 1
         if val:
             state.val_losses.append(val["loss"])
+            if trainer.cfg.train.metric and not state.best:
+                trainer.module.tasks.check_leading(val)
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
         self.tracker.log_epoch(state, train_loss, val, tasks, trainer.rows)
         self._forget_losses()
@@ -316,6 +318,8 @@ def check_last(cfg: RunConfig) -> None:
     why = "and --train.select last keeps the last epoch whatever validation says: leave one out"
     if cfg.train.patience is not None:
         raise FusionZooError(f"--train.patience goes by validation, {why}")
+    if cfg.train.metric:
+        raise FusionZooError(f"--train.metric chooses an epoch by validation, {why}")
     if cfg.train.trials > 1:
         raise FusionZooError(f"--train.trials keeps the best by validation, {why}")
     if cfg.train.refit:

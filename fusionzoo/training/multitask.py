@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.errors import FusionZooError, check_known, check_number
 from fusionzoo.targets import OneOf, Target
 
 from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
@@ -28,11 +28,16 @@ class Tasks(nn.Module):
     `plain` is one classification whose labels are indices, int64 (B,); otherwise labels are
     float32 (B, C), NaN where missing. A row's loss is the weighted sum over the tasks for which it
     has a label. Metrics of several tasks are named `column.metric`, and the loss chooses the best
-    epoch; with one task its leading metric does, and the loss breaks ties.
+    epoch; with one task its leading metric does, and the loss breaks ties. `metric` chooses in
+    their place: a figure's name, of several tasks without a column that of the first.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], weights: Sequence[float] = (1.0,), plain: bool = False
+        self,
+        tasks: Sequence[Task],
+        weights: Sequence[float] = (1.0,),
+        plain: bool = False,
+        metric: str = "",
     ) -> None:
         super().__init__()
         self.tasks, self.weights, self.plain = nn.ModuleList(tasks), list(weights), plain
@@ -44,7 +49,6 @@ class Tasks(nn.Module):
             first.higher,
             (*first.columns().items(),),
         )
-        self._slow_leads = False
         if len(tasks) > 1:
             self.leading, self.higher = "loss", False
             self.shown = tuple(
@@ -52,6 +56,29 @@ class Tasks(nn.Module):
                 for task in tasks
                 for key, title in (dict(task.shown[:1]) | task.titled).items()
             )
+
+        self._slow_leads = False
+        if metric:
+            self._lead_by(metric)
+
+    def _lead_by(self, metric: str) -> None:
+        known = {"loss": False} if self.has_target else {}  # name -> whether it is slow
+        for task in self.tasks:
+            assert isinstance(task, Task)
+            prefix = "" if len(self.tasks) == 1 else f"{task.target.name}."
+            names = dict.fromkeys([task.leading, *dict(task.shown)], False)
+            names |= {entry.key: entry.slow for entry in task.entries}
+            known |= {f"{prefix}{name}": slow for name, slow in names.items()}
+        of_first = f"{self.first.target.name}.{metric}"
+        name = of_first if metric not in known and of_first in known else metric
+        check_known(name, known, f"--train.metric {metric}: no figure has this name", "There are")
+        self.leading, self.higher, self._slow_leads = name, not self._is_error(name), known[name]
+        self.shown = tuple(({name: name} | dict(self.shown)).items())
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is anything to predict."""
+        return any(task.target.width for task in self.tasks if isinstance(task, Task))
 
     @property
     def positive(self) -> str:
@@ -147,8 +174,16 @@ class Tasks(nn.Module):
 
     def leading_value(self, figures: Metrics) -> float:
         """Return the leading metric, negated if lower is better."""
-        leading = figures.get(self.leading, 0.0)
+        leading = figures.get(self.leading, math.nan)
         return _nan_last(leading if self.higher else -leading)
+
+    def check_leading(self, figures: Metrics) -> None:
+        """Raise an error if the leading metric of a split is not defined, though the loss is."""
+        if math.isnan(figures.get(self.leading, math.nan)) and math.isfinite(figures["loss"]):
+            raise FusionZooError(
+                f"--train.metric {self.leading} is not defined on the validation split, and cannot"
+                " choose an epoch: AUROC, for example, needs samples of two classes there"
+            )
 
     def gain(self, name: str, figures: Metrics, reference: Metrics) -> str:
         """Format how much better one of the shown metrics is than that of another model."""
@@ -243,13 +278,15 @@ def create_tasks(
 
     `scheme` None is a single class of `class_names`, with labels (N,); else labels are (N, C).
     """
+    metric = cfg.train.metric if isinstance(cfg, RunConfig) else ""
     if scheme is None:
         name, settings = split_name(cfg.objective, "objective")
         classes = OneOf("target", tuple(class_names))
-        return Tasks([OBJECTIVES.create(name, classes, labels, **settings)], plain=True)
+        task = OBJECTIVES.create(name, classes, labels, **settings)
+        return Tasks([task], plain=True, metric=metric)
     if not scheme:
         name, settings = split_name(cfg.objective, "objective")
-        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)])
+        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)], metric=metric)
     tasks, weights = [], []
     parts = labels.split([target.columns for target in scheme], 1)
     for target, task_labels in zip(scheme, parts, strict=True):
@@ -259,4 +296,4 @@ def create_tasks(
             check_number(f"targets.{target.name}.weight", weights[-1], 0)
         labelled = task_labels[~task_labels.isnan().any(-1)]
         tasks.append(OBJECTIVES.create(name, target, labelled, **settings))
-    return Tasks(tasks, weights or [1.0])
+    return Tasks(tasks, weights or [1.0], metric=metric)

@@ -42,7 +42,6 @@ from .checkpoint import State
 from .fit import Metrics, collect_answers, metrics_of
 from .multitask import Tasks
 from .optim import describe, group_rows
-from .tasks import NoTarget
 from .tracker import Tracker, environment
 from .trainer import Trainer
 
@@ -208,7 +207,7 @@ def out_of_memory(trainer: Trainer) -> FusionZooError:
 def reports_each_alone(trainer: Trainer) -> bool:
     """Whether the test split is also evaluated given each modality only."""
     module = trainer.module
-    return len(module.model.encoders) > 1 and module.tasks.leading != NoTarget.leading
+    return len(module.model.encoders) > 1 and module.tasks.has_target
 
 
 def write_results(
@@ -272,7 +271,7 @@ def show_results(
             " head: --balance modality_dropout trains it for missing modalities"
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    steps = next_steps(folder, cfg, has_target=tasks.leading != NoTarget.leading)
+    steps = next_steps(folder, cfg, has_target=tasks.has_target)
     first, *others = steps
     tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":

@@ -166,6 +166,51 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
     assert accuracy.rank(known) > accuracy.rank({"accuracy": math.nan, "loss": 0.0})
 
 
+def test_a_chosen_metric_ranks_in_its_direction_and_names_that_are_none_are_refused() -> None:
+    two, labels = OneOf("y", ("a", "b")), torch.tensor([[0.0], [1.0]])
+    task, age = Classification(two, labels), Regression(Number("z"), labels)
+    by_auroc = Tasks([task], plain=True, metric="auroc")
+    assert by_auroc.shown[0] == ("auroc", "AUROC")
+    assert by_auroc.metrics(torch.eye(2), Y[:2])["auroc"] == 1  # slow, and yet of every epoch
+    assert "auroc" not in Tasks([task], plain=True).metrics(torch.eye(2), Y[:2])
+    assert by_auroc.rank({"auroc": 0.9, "loss": 3}) > by_auroc.rank({"auroc": 0.8, "loss": 1})
+    by_rmse = Tasks([age], metric="rmse")
+    assert by_rmse.rank({"rmse": 1.0, "loss": 3}) > by_rmse.rank({"rmse": 2.0, "loss": 1})
+    assert by_rmse.rank({"rmse": 9.0, "loss": 3}) > by_rmse.rank({"loss": 1})
+    by_loss = Tasks([task], plain=True, metric="loss")
+    assert by_loss.rank({"accuracy": 0, "loss": 1}) > by_loss.rank({"accuracy": 1, "loss": 2})
+    names = {"auroc": "y.auroc", "z.rmse": "z.rmse", "loss": "loss"}  # `auroc` is of the first
+    for metric_name, leading in names.items():
+        tasks = Tasks([task, age], [1.0, 1.0], metric=metric_name)
+        assert (tasks.leading, tasks.higher) == (leading, leading == "y.auroc")
+    with pytest.raises(FusionZooError, match=r"--train\.metric auroq: .* Did you mean 'auroc'\?"):
+        Tasks([task], metric="auroq")
+    with pytest.raises(FusionZooError, match=r"--train\.metric sensitivity: no figure"):
+        Tasks([classify()], metric="sensitivity")  # of three classes
+    with pytest.raises(FusionZooError, match=r"auroc is not defined on the validation split"):
+        by_auroc.check_leading(by_auroc.metrics(torch.eye(2), torch.zeros(2).long()))
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_plug_ins_metric_chooses_the_epoch_and_when_to_stop(data: Path, tmp_path: Path) -> None:
+    values = iter(range(1000))
+
+    @metric("classification", higher=False)
+    def growing(logits: Tensor, target: Tensor) -> float:
+        return float(next(values))
+
+    chosen = [*column("kind", "classification"), "--train.metric", "growing"]
+    assert train(flags(data, tmp_path / "run", *chosen, "--train.patience", "2")) == 0
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert results["best_epoch"] == 1
+    assert results["table"]["metrics"][0] == "growing"
+    epochs = (tmp_path / "run" / "metrics.jsonl").read_text().count('"event": "epoch"')
+    assert epochs == 3
+    assert train(flags(data, tmp_path / "last", *chosen, "--train.select", "last")) == 2
+    values = iter([math.nan] * 1000)
+    assert train(flags(data, tmp_path / "nan", *chosen)) == 2
+
+
 REFUSED = [f"late_{name}" for name in ("poe", "max", "confidence", "vote", "stacking")]
 REFUSED += ["tmc", "qmf", "dbf", "ecml", "mmdynamics", "pdf", "simmlm"]
 
