@@ -46,7 +46,7 @@ from fusionzoo.evaluation.measure import (
 )
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
-from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
+from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics, two_class_intervals
 from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.cut import notes_of_cuts
@@ -73,6 +73,7 @@ from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 
 Settings = EvaluateConfig | PredictConfig
 RETRIEVAL = "retrieval"
+INTERVALS = "intervals"  # key of figures of two classes with their 95 % intervals
 CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
 STRANGE: dict[type[Column], str] = {
     Categories: "categories that the model was not trained on",
@@ -290,17 +291,13 @@ def retrieval_metrics(answers: Answers) -> dict[str, Any]:
     }
 
 
-def retrieval_rows(directions: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table: a line per direction, figures with intervals."""
-    names = list(next(iter(directions.values())))
+def interval_rows(lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table of figures with intervals."""
     rows = [
-        [
-            direction.replace("_to_", " -> "),
-            *(f"{x['mean']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in figures.values()),
-        ]
-        for direction, figures in directions.items()
+        [line, *(f"{x['mean']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in figures.values())]
+        for line, figures in lines.items()
     ]
-    return ["", *names], rows
+    return ["", *next(iter(lines.values()))], rows
 
 
 @torch.no_grad()
@@ -310,7 +307,9 @@ def evaluate(
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
     modality's own head, unless no sample has it; after contrastive training, under `retrieval`, how
     well each modality finds the others, with 95 % intervals; under `calibration` how far
-    probabilities, sets and intervals hold, see `training.calibrate.measure`.
+    probabilities, sets and intervals hold, see `training.calibrate.measure`. Of two classes
+    `positive` names the positive one, and `intervals` has AUROC, sensitivity and specificity, each
+    with `mean`, `low` and `high` of its 95 % interval.
 
     Of data with a `weight_column` every sample counts by its weight, but for retrieval, and
     `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was
@@ -342,6 +341,9 @@ def evaluate(
         tasks.check_weights()
     positive = {POSITIVE: tasks.positive} if tasks.positive else {}
     nested = nested_metrics(measure(tasks, answers, slow=True)) | positive | weighted
+    two_classes = tasks.two_classes(answers.fused, answers.target)
+    if bounds := two_class_intervals(two_classes, answers, dataset):
+        nested[INTERVALS] = {name: x._asdict() for name, x in bounds.items()}
     nested |= calibrated | {SEEN: seen}
     if cfg.subgroups:
         if len(tasks.tasks) > 1:

@@ -83,12 +83,22 @@ class Tasks(nn.Module):
     @property
     def positive(self) -> str:
         """The positive class of each target of two classes, `sick`; `column: sick` of several."""
-        several = len(self.tasks) > 1
+        several, targets = len(self.tasks) > 1, [task.target for task in self.tasks]
         return ", ".join(
-            f"{task.target.name}: {task.target.classes[1]}" if several else task.target.classes[1]
-            for task in self.tasks
-            if isinstance(task.target, OneOf) and task.target.width == 2
+            f"{target.name}: {target.classes[1]}" if several else target.classes[1]
+            for target in targets
+            if isinstance(target, OneOf) and target.width == 2
         )
+
+    def two_classes(self, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return logits (N, 2) and class indices (N,), -1 where missing, of each target of two
+        classes, by the prefix of its metrics: `diagnosis.` of several targets."""
+        parts = self._parts(logits, labels.reshape(len(labels), -1))
+        return {
+            f"{task.target.name}." if len(parts) > 1 else "": (part, label[:, 0].nan_to_num(-1))
+            for task, part, label in parts
+            if isinstance(task.target, OneOf) and task.target.width == 2
+        }
 
     @property
     def first(self) -> Task:

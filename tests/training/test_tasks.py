@@ -350,6 +350,11 @@ def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
     assert found["positive"] == "up"
     assert found["auroc"] == pytest.approx(results["test"]["auroc"], abs=1e-6)
     assert found["unimodal"]["a"].keys() >= curves
+    assert found["intervals"].keys() == {"auroc", "sensitivity", "specificity"}
+    for name, bounds in found["intervals"].items():
+        assert bounds["mean"] == pytest.approx(found[name])
+        assert 0 <= bounds["low"] <= bounds["mean"] <= bounds["high"] <= 1
+        assert bounds["low"] < bounds["high"]
 
 
 SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]
