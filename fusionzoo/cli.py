@@ -66,7 +66,10 @@ PREDICT = Usage(
         "runs/a new.csv --out predictions.csv",
         "runs/a --split test --out predictions.parquet",
     ),
-    common=("model", "data", "split", "out", "coverage", "batch_size", "device"),
+    common=(
+        *("model", "data", "split", "out", "coverage", "threshold", "thresholds"),
+        *("batch_size", "device"),
+    ),
     more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
     " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
 )

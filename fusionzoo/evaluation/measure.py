@@ -21,6 +21,7 @@ Metrics = dict[str, float]
 Subset = frozenset[str]  # of the modalities; the others are taken to be absent
 R = TypeVar("R")
 WEIGHTED_BY = "weighted_by"  # key of a model's metrics: the column of the samples' weights, if any
+THRESHOLDS = "thresholds"  # key of a model's metrics: the chosen ones, by label
 POSITIVE = "positive"  # key of a model's metrics: the positive one of two classes
 
 
@@ -35,7 +36,11 @@ def terms(metrics: Mapping[str, Any]) -> str:
     >>> terms({"positive": "ill", "weighted_by": "share"})
     ', weighted by share, positive: ill'
     """
-    words = {WEIGHTED_BY: weighted_by, POSITIVE: "positive: {}".format}
+    words: dict[str, Callable[[Any], str]] = {
+        WEIGHTED_BY: weighted_by,
+        POSITIVE: "positive: {}".format,
+        THRESHOLDS: lambda x: "answered from " + ", ".join(f"{k} {p:.3g}" for k, p in x.items()),
+    }
     return "".join(f", {say(metrics[key])}" for key, say in words.items() if key in metrics)
 
 

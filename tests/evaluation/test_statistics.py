@@ -197,7 +197,7 @@ def test_the_interval_of_auroc_is_delongs_and_copies_in_a_group_add_no_certainty
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("size", "least"), [(1, 0.91), (4, 0.87)])
+@pytest.mark.parametrize(("size", "least"), [(1, 0.89), (4, 0.85)])
 @pytest.mark.parametrize(
     ("items", "share", "shift"), [(50, 0.5, 1.0), (100, 0.2, 2.0), (400, 0.1, 1.5), (400, 0.1, 2.5)]
 )
@@ -213,7 +213,7 @@ def test_the_interval_of_auroc_covers_the_truth(
         scores = math.sqrt(0.5) * (draw.normal(size=items) + common) + shift * truth
         if 2 <= truth.sum() <= items - 2:
             found = auroc_interval(scores, truth, group.astype(str))
-            covered, runs = covered + (found.low <= area <= found.high), runs + 1
+            covered, runs = covered + int(found.low <= area <= found.high), runs + 1
     record_property("coverage", covered / runs)
     assert least <= covered / runs <= 0.98
 

@@ -355,6 +355,17 @@ def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
         assert bounds["mean"] == pytest.approx(found[name])
         assert 0 <= bounds["low"] <= bounds["mean"] <= bounds["high"] <= 1
         assert bounds["low"] < bounds["high"]
+    early = fusionzoo.evaluate(str(tmp_path / "run"), threshold=0.2)
+    assert early["thresholds"] == {"up": 0.2}
+    assert early["intervals"]["sensitivity"]["mean"] == early["sensitivity"]
+    assert [early[x] for x in ("loss", "auroc")] == pytest.approx([found["loss"], found["auroc"]])
+    rows = fusionzoo.predict(str(tmp_path / "run"), str(data), split="test", threshold=0.2)
+    truth = {row["id"]: row["kind"] for row in map(json.loads, data.read_text().splitlines())}
+    labels = [x["label"] for x in rows.to_pylist() if truth[x["id"]] == "up"]
+    assert early["sensitivity"] == pytest.approx(labels.count("up") / len(labels))
+    assert labels == [
+        "up" if x["p_up"] >= 0.2 else "down" for x in rows.to_pylist() if truth[x["id"]] == "up"
+    ]
 
 
 SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]
