@@ -52,6 +52,8 @@ EVALUATE = Usage(
         "split",
         "every_subset",
         "subgroups",
+        "threshold",
+        "thresholds",
         "out",
         "batch_size",
         "device",

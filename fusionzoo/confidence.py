@@ -189,5 +189,8 @@ class Calibration:
             numbers = [*entry.scores, *entry.thresholds.values()]
             if not all(map(math.isfinite, numbers)) or entry.scores != sorted(entry.scores):
                 raise ValueError(f"scores of {target.name!r} are not finite, or not sorted")
-            if not {*entry.thresholds} <= {*target.classes}:
+            # Of two classes the second; of several, levels and numbers none.
+            is_of_two = isinstance(target, OneOf) and len(target.classes) == 2
+            labels = target.classes if isinstance(target, AnyOf) else target.classes[1:] * is_of_two
+            if not {*entry.thresholds} <= {*labels}:
                 raise ValueError(f"thresholds of labels that {target.name!r} has not")

@@ -17,6 +17,7 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.confidence import Calibration, TargetCalibration
+from fusionzoo.inference import say_unlearnt
 from fusionzoo.structures import Labels
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 from fusionzoo.training.calibrate import (
@@ -185,6 +186,15 @@ def test_thresholds_that_do_not_fit_are_refused(
         )
 
 
+def test_a_model_says_where_no_thresholds_were_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    encoders = {"a": {"name": "vector/mlp", "in_dim": 3, "dim": 8}}
+    model = fz.create_model("gmu", encoders, targets=[AnyOf("tags", ("sea", "sun"))], dim=8)
+    say_unlearnt(model)
+    assert capsys.readouterr().out.startswith("tags: no thresholds were learnt, so labels are")
+    say_unlearnt(model.with_thresholds(None, {"sea": 0.2}))
+    assert capsys.readouterr().out == ""
+
+
 def write_table(path: Path, count: int = 400, seed: int = 0) -> dict[str, Any]:
     """Write two vectors and labels of four kinds with known noise; return settings of the data."""
     rng = np.random.default_rng(seed)
@@ -310,6 +320,7 @@ def test_evaluation_measures_the_stored_calibration(runs: dict[str, Any]) -> Non
         (lambda x: x["targets"]["target"].update(temperature=-1.0), "temperature -1.0"),
         (lambda x: x["targets"].pop("age"), "the model of target, age"),
         (lambda x: x["targets"]["tags"].update(thresholds={"moon": 0.1}), "'tags' has not"),
+        (lambda x: x["targets"]["target"].update(thresholds={"k0": 0.1}), "'target' has not"),
         (lambda x: x["targets"]["tags"].update(scores="none"), "targets.tags.scores"),
     ],
 )
