@@ -51,6 +51,8 @@ EVALUATE = Usage(
         "split",
         "every_subset",
         "subgroups",
+        "threshold",
+        "thresholds",
         "out",
         "batch_size",
         "device",
@@ -65,7 +67,10 @@ PREDICT = Usage(
         "runs/a new.csv --out predictions.csv",
         "runs/a --split test --out predictions.parquet",
     ),
-    common=("model", "data", "split", "out", "coverage", "batch_size", "device"),
+    common=(
+        *("model", "data", "split", "out", "coverage", "threshold", "thresholds"),
+        *("batch_size", "device"),
+    ),
     more="Columns may stand in any order, and further ones do not matter. With --coverage 0.9 also"
     " a set of classes or labels, or lower and upper, that holds the truth in 90 %.",
 )
@@ -410,18 +415,24 @@ def evaluate_command(args: Sequence[str]) -> int:
     """Run `fusionzoo evaluate MODEL ...`; return 0, or 2 after a user's mistake."""
 
     def start(cfg: EvaluateConfig) -> int:
-        from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
+        from fusionzoo.evaluation.measure import terms
         from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_rows
-        from fusionzoo.inference import CALIBRATION, RETRIEVAL, evaluate, retrieval_rows
+        from fusionzoo.inference import (
+            CALIBRATION,
+            INTERVALS,
+            RETRIEVAL,
+            evaluate,
+            interval_rows,
+        )
         from fusionzoo.training.calibrate import calibration_rows
 
         metrics = evaluate(cfg)
         header, rows = metrics_table(metrics)
         if header[1:]:
             title = f"Split {cfg.split!r}" if cfg.split != "all" else "All samples"
-            if WEIGHTED_BY in metrics:
-                title += f", {weighted_by(metrics[WEIGHTED_BY])}"
-            print_table(title, header, rows)
+            print_table(f"{title}{terms(metrics)}", header, rows)
+        if INTERVALS in metrics:
+            print_table("With 95 % intervals", *interval_rows({"fusion": metrics[INTERVALS]}))
         if CALIBRATION in metrics:
             print_table("Probabilities", *calibration_rows(metrics[CALIBRATION]))
         for column, figures in metrics.get(SUBGROUPS, {}).items():
@@ -431,8 +442,9 @@ def evaluate_command(args: Sequence[str]) -> int:
                 f"{column}: {said} (intervals of differences are corrected for {len(rows)} groups)"
             )
         if RETRIEVAL in metrics:
-            header, rows = retrieval_rows(metrics[RETRIEVAL])
-            print_table("Retrieval, with 95 % intervals over queries", header, rows)
+            directions = {x.replace("_to_", " -> "): y for x, y in metrics[RETRIEVAL].items()}
+            title = "Retrieval, with 95 % intervals over queries"
+            print_table(title, *interval_rows(directions))
         if cfg.out:
             print(f"wrote {cfg.out}")
         return 0
@@ -458,10 +470,14 @@ def predict_command(args: Sequence[str]) -> int:
 
 
 def metrics_table(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table: the fusion, each modality alone, each subset."""
+    """Return header and rows of a table: the fusion, each modality alone, each subset; a column for
+    each, if there are more figures."""
     names = [name for name, value in metrics.items() if not isinstance(value, Mapping | str)]
     lines = {"fusion": metrics}
     lines |= {f"{name} alone": line for name, line in metrics.get("unimodal", {}).items()}
     lines |= {f"fusion given {name}": line for name, line in metrics.get("subsets", {}).items()}
     rows = [[label, *(f"{line[name]:.3f}" for name in names)] for label, line in lines.items()]
-    return ["", *names], rows
+    table = [["", *names], *rows]
+    if len(names) > len(rows):
+        table = [[*line] for line in zip(*table, strict=True)]
+    return table[0], table[1:]

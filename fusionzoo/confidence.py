@@ -9,18 +9,18 @@ Shapes: `N` samples, `K` logits of all targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import FusionZooError, one_line
+from .errors import FusionZooError, check_known, one_line
 from .files import write_json
-from .structures import Labels
-from .targets import Target, decode
+from .structures import Labels, Prediction
+from .targets import AnyOf, OneOf, Target, decode
 
 NAME = "calibration.json"
 MAX_BYTES = 1 << 26
@@ -31,7 +31,8 @@ class TargetCalibration:
     """One target, as measured on the validation split."""
 
     temperature: float | None = None  # its logits are divided by it; None: they stay as they are
-    thresholds: dict[str, float] = field(default_factory=dict)  # label -> probability; else 0.5
+    # label -> probability; else 0.5. Of two classes, if chosen: the second -> probability.
+    thresholds: dict[str, float] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)  # `Target.misfit` of its samples, sorted
 
     def limit(self, coverage: float, name: str) -> float:
@@ -56,6 +57,56 @@ class Calibration:
 
     targets: dict[str, TargetCalibration]
 
+    def with_thresholds(
+        self, targets: Sequence[Target], threshold: float | None, thresholds: Mapping[str, float]
+    ) -> Calibration:
+        """Return a calibration that answers the second of two classes from the probability
+        `threshold` on, and labels above their `thresholds`; labels left out keep theirs.
+
+        Raises:
+            FusionZooError: no target of two classes, or several; a label that no target has
+        """
+        chosen = {target.name: dict(self.targets[target.name].thresholds) for target in targets}
+        if threshold is not None:
+            of_two = [x for x in targets if isinstance(x, OneOf) and len(x.classes) == 2]
+            if len(of_two) != 1:
+                raise FusionZooError(
+                    f"--threshold {threshold:g} is for a model with one target of two classes, and"
+                    f" this one has {len(of_two)}: leave it out"
+                )
+            chosen[of_two[0].name] = {of_two[0].classes[1]: threshold}
+        many = [x for x in targets if isinstance(x, AnyOf)]
+        if thresholds and not many:
+            raise FusionZooError(
+                "--thresholds is for labels of a multilabel target, and this model has none: leave"
+                " it out"
+            )
+        places = {
+            f"{x.name}.{label}" if len(many) > 1 else label: (x.name, label)
+            for x in many
+            for label in x.classes
+        }
+        for word, value in thresholds.items():
+            check_known(word, places, f"--thresholds: the model has no label {word!r}")
+            name, label = places[word]
+            chosen[name][label] = value
+        entries = self.targets.items()
+        return Calibration(targets={k: replace(x, thresholds=chosen[k]) for k, x in entries})
+
+    def move(self, targets: Sequence[Target], logits: Tensor, scaled: Tensor) -> Tensor:
+        """Move logits (N, K) by the thresholds, so that a label is answered above 0, and the second
+        of two classes where it has the larger one; ranks stay. `scaled` (N,): whose temperature
+        counts, which are the rows with a modality."""
+        parts = []
+        for target, part in zip(targets, logits.split([x.width for x in targets], 1), strict=True):
+            entry = self.targets[target.name]
+            if entry.thresholds:
+                limits = [entry.thresholds.get(label, 0.5) for label in target.classes]
+                odds = torch.tensor(limits, dtype=torch.float64).logit().to(part)
+                part = part - torch.where(scaled, entry.temperature or 1.0, 1.0)[:, None] * odds
+            parts.append(part)
+        return torch.cat(parts, dim=1)
+
     def scale(self, targets: Sequence[Target], logits: Tensor) -> Tensor:
         """Divide each target's logits (N, K) by its temperature; without one, not a bit changes."""
         temperatures = [self.targets[target.name].temperature for target in targets]
@@ -66,7 +117,7 @@ class Calibration:
         return torch.cat([part if x is None else part / x for part, x in pairs], dim=-1)
 
     def decode(self, targets: Sequence[Target], logits: Tensor) -> list[Any]:
-        """Return the answers to scaled logits (N, K), labels by their thresholds."""
+        """Return the answers to scaled logits (N, K), by their thresholds."""
         rows = decode(targets, logits)
         if not any(x.thresholds for x in self.targets.values()):
             return rows
@@ -76,9 +127,14 @@ class Calibration:
 
     def _by_threshold(self, name: str, answer: Any) -> Any:
         thresholds = self.targets[name].thresholds
-        if not (thresholds and isinstance(answer, Labels)):
+        if not thresholds:
             return answer
         shares = answer.probabilities
+        if isinstance(answer, Prediction):
+            ((positive, least),) = thresholds.items()
+            (negative,) = shares.keys() - {positive}
+            label = positive if shares[positive] >= least else negative
+            return Prediction(label, shares[label], shares)
         return Labels([x for x, p in shares.items() if p > thresholds.get(x, 0.5)], shares)
 
     def regions(
@@ -133,5 +189,8 @@ class Calibration:
             numbers = [*entry.scores, *entry.thresholds.values()]
             if not all(map(math.isfinite, numbers)) or entry.scores != sorted(entry.scores):
                 raise ValueError(f"scores of {target.name!r} are not finite, or not sorted")
-            if not {*entry.thresholds} <= {*target.classes}:
+            # Of two classes the second; of several, levels and numbers none.
+            is_of_two = isinstance(target, OneOf) and len(target.classes) == 2
+            labels = target.classes if isinstance(target, AnyOf) else target.classes[1:] * is_of_two
+            if not {*entry.thresholds} <= {*labels}:
                 raise ValueError(f"thresholds of labels that {target.name!r} has not")

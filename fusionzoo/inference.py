@@ -36,10 +36,18 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularEncoder
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, Figures, logits_of, measure
+from fusionzoo.evaluation.measure import (
+    POSITIVE,
+    THRESHOLDS,
+    WEIGHTED_BY,
+    Answers,
+    Figures,
+    logits_of,
+    measure,
+)
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_intervals
 from fusionzoo.evaluation.shapley import subset_label, subsets
-from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics
+from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics, two_class_intervals
 from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.cut import notes_of_cuts
@@ -56,7 +64,7 @@ from fusionzoo.structures import (
     check_finite,
     evaluating,
 )
-from fusionzoo.targets import OneOf, join_words, label_word
+from fusionzoo.targets import AnyOf, OneOf, join_words, label_word
 from fusionzoo.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
 from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
@@ -66,6 +74,7 @@ from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 
 Settings = EvaluateConfig | PredictConfig
 RETRIEVAL = "retrieval"
+INTERVALS = "intervals"  # key of figures of two classes with their 95 % intervals
 CALIBRATION = "calibration"  # key of the figures of probabilities, sets and intervals
 STRANGE: dict[type[Column], str] = {
     Categories: "categories that the model was not trained on",
@@ -283,17 +292,13 @@ def retrieval_metrics(answers: Answers) -> dict[str, Any]:
     }
 
 
-def retrieval_rows(directions: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of a table: a line per direction, figures with intervals."""
-    names = list(next(iter(directions.values())))
+def interval_rows(lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table of figures with intervals."""
     rows = [
-        [
-            direction.replace("_to_", " -> "),
-            *(f"{x['mean']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in figures.values()),
-        ]
-        for direction, figures in directions.items()
+        [line, *(f"{x['mean']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in figures.values())]
+        for line, figures in lines.items()
     ]
-    return ["", *names], rows
+    return ["", *next(iter(lines.values()))], rows
 
 
 @torch.no_grad()
@@ -303,7 +308,9 @@ def evaluate(
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
     modality's own head, unless no sample has it; after contrastive training, under `retrieval`, how
     well each modality finds the others, with 95 % intervals; under `calibration` how far
-    probabilities, sets and intervals hold, see `training.calibrate.measure`.
+    probabilities, sets and intervals hold, see `training.calibrate.measure`. Of two classes
+    `positive` names the positive one, and `intervals` has AUROC, sensitivity and specificity, each
+    with `mean`, `low` and `high` of its 95 % interval.
 
     Of data with a `weight_column` every sample counts by its weight, but for retrieval, and
     `weighted_by` names the column. Under `seen_in_training`: how many of the samples the model was
@@ -313,7 +320,7 @@ def evaluate(
     `evaluation.subgroups`. `model` and `dataset` replace those that `cfg` names. Samples without a
     label are left out. `cfg.out` names a JSON file to write.
     """
-    model = open_model(cfg, model)
+    model = open_model(cfg, model).with_thresholds(cfg.threshold, cfg.thresholds)
     if not (model.classes or model.targets):
         if not model.align:
             raise FusionZooError(
@@ -333,7 +340,17 @@ def evaluate(
     tasks = tasks_of_model(model, answers.target)
     if weighted:
         tasks.check_weights()
-    nested = nested_metrics(measure(tasks, answers)) | weighted
+    figures = measure(tasks, answers, slow=True)
+    limits = {}
+    if cfg.threshold is not None or cfg.thresholds:
+        answers = moved_by_thresholds(model, answers)
+        figures = with_losses(measure(tasks, answers, slow=True), figures)
+        limits[THRESHOLDS] = thresholds_of(model)
+    positive = {POSITIVE: tasks.positive} if tasks.positive else {}
+    nested = nested_metrics(figures) | positive | weighted | limits
+    two_classes = tasks.two_classes(answers.fused, answers.target)
+    if bounds := two_class_intervals(two_classes, answers, dataset):
+        nested[INTERVALS] = {name: x._asdict() for name, x in bounds.items()}
     nested |= calibrated | {SEEN: seen}
     if cfg.subgroups:
         if len(tasks.tasks) > 1:
@@ -396,6 +413,45 @@ def _answers(
         weights=batch.weight,
         **logits,
     )
+
+
+def moved_by_thresholds(model: FusionModel, answers: Answers) -> Answers:
+    """Return the answers with logits moved by the model's thresholds, see `Calibration.move`."""
+    assert model.calibration is not None
+    move = bind(model.calibration.move, model.answer_targets)
+    has_any = answers.has_any(answers.present)
+    nobody = torch.zeros_like(has_any)  # heads of single modalities have no temperature
+    return replace(
+        answers,
+        fused=move(answers.fused.float(), has_any),
+        alone={name: move(x.float(), nobody) for name, x in answers.alone.items()},
+        by_subset={names: move(x.float(), has_any) for names, x in answers.by_subset.items()},
+    )
+
+
+def with_losses(moved: Figures, figures: Figures) -> Figures:
+    """Return the figures of moved logits with the losses of those that were not moved."""
+
+    def mend(by_threshold: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
+        losses = {name: x for name, x in plain.items() if name.rpartition(".")[2] == "loss"}
+        return {**by_threshold, **losses}
+
+    return Figures(
+        mend(moved.fused, figures.fused),
+        {name: mend(x, figures.alone[name]) for name, x in moved.alone.items()},
+        {names: mend(x, figures.by_subset[names]) for names, x in moved.by_subset.items()},
+    )
+
+
+def thresholds_of(model: FusionModel) -> dict[str, float]:
+    """Return the thresholds by which a model answers, by label; of several targets `tags.sea`."""
+    assert model.calibration is not None
+    entries = model.calibration.targets
+    return {
+        f"{name}.{label}" if len(entries) > 1 else label: x
+        for name, entry in entries.items()
+        for label, x in entry.thresholds.items()
+    }
 
 
 def nested_metrics(figures: Figures) -> dict[str, Any]:
@@ -522,9 +578,22 @@ def open_to_predict(
     model = open_model(cfg, model)
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: it can only embed")
+    model = model.with_thresholds(cfg.threshold, cfg.thresholds)
+    say_unlearnt(model)
     if cfg.coverage is not None:
         check_coverage(model, cfg.coverage)
     return model, open_data(cfg, model, dataset)
+
+
+def say_unlearnt(model: FusionModel) -> None:
+    """Say which multilabel targets have no thresholds."""
+    for target in model.answer_targets:
+        entry = model.calibration and model.calibration.targets[target.name]
+        if isinstance(target, AnyOf) and not (entry and entry.thresholds):
+            print(
+                f"{target.name}: no thresholds were learnt, so labels are answered above 0.5"
+                " (--thresholds sets others)"
+            )
 
 
 def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Table:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fusionzoo.confidence import NAME as CALIBRATION
-from fusionzoo.confidence import Calibration
+from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
@@ -33,7 +34,6 @@ from fusionzoo.structures import (
     Sample,
     check_finite,
     evaluating,
-    predictions,
 )
 from fusionzoo.targets import OneOf, Target, decode, from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
@@ -442,6 +442,19 @@ class FusionModel(nn.Module):
         has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]
         return torch.where(has_any, scaled, logits)
 
+    def with_thresholds(self, threshold: float | None, thresholds: Mapping[str, float]) -> Self:
+        """Return this model, or one with the same weights that answers by other thresholds, see
+        `Calibration.with_thresholds`."""
+        if threshold is None and not thresholds:
+            return self
+        targets = self.answer_targets
+        measured = self.calibration or Calibration(
+            targets={target.name: TargetCalibration() for target in targets}
+        )
+        model = copy(self)
+        model.calibration = measured.with_thresholds(targets, threshold, thresholds)
+        return model
+
     def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
         """Return the answers to `calibrated_logits` (B, K), see `predict`.
 
@@ -449,11 +462,9 @@ class FusionModel(nn.Module):
             FusionZooError: an answer is no finite number; the sample is named by `ids` or number
         """
         check_finite(logits, ids=ids)
-        if self.calibration is not None and self.targets is not None:
-            return self.calibration.decode(self.targets, logits)
-        if self.targets is not None:
-            return decode(self.targets, logits)
-        return predictions(self.classes, logits.softmax(-1))
+        if self.calibration is not None:
+            return self.calibration.decode(self.answer_targets, logits)
+        return decode(self.answer_targets, logits)
 
     def collate(self, *samples: Any, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""

@@ -20,12 +20,17 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
 )
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
 PLUGINS = "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
+THRESHOLD = (
+    "of two classes: the positive one, the second, is answered from this probability on, 0.3"
+)
+THRESHOLDS = "label -> probability above which it is answered; of others the learnt one, or 0.5"
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
 Factor = Annotated[float, Interval(gt=0, le=1)]
+Between = Annotated[float, Interval(gt=0, lt=1)]
 Schedule = Literal["cosine", "linear", "step", "plateau", "constant", "onecycle"]
 UNFREEZING = ("unfreeze_at_epoch", "gradual_unfreeze")
 KEYED = (  # settings by modality; all but those in UNFREEZING also of the fusion
@@ -89,6 +94,11 @@ class TrainConfig:
         "best_val",
         "the epoch whose model is kept: best_val, the best by validation, or last, for which the"
         " data needs no validation split",
+    )
+    metric: str = option(
+        "",
+        "validation metric that chooses the best epoch, early stopping and trials: auroc, loss, or"
+        " any in metrics.json; empty = that of the objective",
     )
     time_limit: str | Positive | None = option(
         None, "stop training after this time and evaluate: 90s, 10m, 1.5h; --resume goes on"
@@ -219,6 +229,8 @@ class EvaluateConfig(ModelUse):
     subgroups: str | list[str] = option(
         "", "columns of the data, `sex,site`: also compare the samples of each of their values"
     )
+    threshold: Between | None = option(None, THRESHOLD)
+    thresholds: dict[str, Between] = option({}, THRESHOLDS)
     out: str = option("", "JSON file for the metrics; empty = print them only")
 
 
@@ -227,9 +239,11 @@ class PredictConfig(ModelUse):
     data: Tree = option({}, "data set and its settings (required): `fusionzoo data list`")
     split: str = option("all", "train | val | test | all")
     out: str = option("", "file for the predictions, .csv or .parquet")
-    coverage: Annotated[float, Interval(gt=0, lt=1)] | None = option(
+    coverage: Between | None = option(
         None, "0.9: also columns `set`, or `lower` and `upper`, that hold the truth in 90 %"
     )
+    threshold: Between | None = option(None, THRESHOLD)
+    thresholds: dict[str, Between] = option({}, THRESHOLDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ Metrics = dict[str, float]
 Subset = frozenset[str]  # of the modalities; the others are taken to be absent
 R = TypeVar("R")
 WEIGHTED_BY = "weighted_by"  # key of a model's metrics: the column of the samples' weights, if any
+THRESHOLDS = "thresholds"  # key of a model's metrics: the chosen ones, by label
+POSITIVE = "positive"  # key of a model's metrics: the positive one of two classes
 
 
 def weighted_by(column: str) -> str:
@@ -28,10 +30,26 @@ def weighted_by(column: str) -> str:
     return f"weighted by {column}"
 
 
+def terms(metrics: Mapping[str, Any]) -> str:
+    """Say for titles what weighs the samples, and which class is the positive one.
+
+    >>> terms({"positive": "ill", "weighted_by": "share"})
+    ', weighted by share, positive: ill'
+    """
+    words: dict[str, Callable[[Any], str]] = {
+        WEIGHTED_BY: weighted_by,
+        POSITIVE: "positive: {}".format,
+        THRESHOLDS: lambda x: "answered from " + ", ".join(f"{k} {p:.3g}" for k, p in x.items()),
+    }
+    return "".join(f", {say(metrics[key])}" for key, say in words.items() if key in metrics)
+
+
 class HasMetrics(Protocol):
     """What computes the metrics of a split (`training.multitask.Tasks`)."""
 
-    def metrics(self, logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Metrics:
+    def metrics(
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None, *, slow: bool = False
+    ) -> Metrics:
         """Return the metrics of samples: (N, K), labels, how much each counts (N,)."""
 
     def unlabelled(self, labels: Tensor) -> list[str]:
@@ -119,12 +137,12 @@ class Figures(NamedTuple):
     by_subset: dict[Subset, Metrics]  # of the fusion given these, among samples that have one
 
 
-def measure(tasks: HasMetrics, answers: Answers) -> Figures:
+def measure(tasks: HasMetrics, answers: Answers, *, slow: bool = False) -> Figures:
     """Compute the metrics of the fusion, of the modalities' heads and of subsets."""
     target, weights = answers.target, answers.weights
-    fused = tasks.metrics(answers.fused.float(), target, weights)
+    fused = tasks.metrics(answers.fused.float(), target, weights, slow=slow)
     alone = {
-        name: tasks.metrics(logits.float(), target, weights)
+        name: tasks.metrics(logits.float(), target, weights, slow=slow)
         for name, logits in answers.alone.items()
         if answers.present[name].any()
     }
@@ -133,7 +151,7 @@ def measure(tasks: HasMetrics, answers: Answers) -> Figures:
         rows = answers.has_any(names)
         if measurable(tasks, answers, rows):
             chosen = None if weights is None else weights[rows]
-            by_subset[names] = tasks.metrics(logits[rows].float(), target[rows], chosen)
+            by_subset[names] = tasks.metrics(logits[rows].float(), target[rows], chosen, slow=slow)
     return Figures(fused, alone, by_subset)
 
 

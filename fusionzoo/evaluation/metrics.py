@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -26,6 +27,8 @@ class MetricEntry(Entry[Any]):
 
     title: str = ""  # of its column in the final table; empty: only what an objective shows
     higher: bool = True  # whether more of it is better
+    two_classes: bool = False  # whether it is of two classes only, the second being the positive
+    slow: bool = False  # whether epochs leave it out, unless it chooses the best one
 
     @property
     def key(self) -> str:
@@ -38,7 +41,15 @@ METRICS: Registry[Any, MetricEntry] = Registry(
 )
 
 
-def metric(kind: str, *, name: str = "", title: str = "", higher: bool = True) -> Callable[[C], C]:
+def metric(
+    kind: str,
+    *,
+    name: str = "",
+    title: str = "",
+    higher: bool = True,
+    two_classes: bool = False,
+    slow: bool = False,
+) -> Callable[[C], C]:
     """Add the decorated function to the metrics of a kind of target, by default under its name.
 
     It takes answers and labels of a split, without missing labels, and returns a number:
@@ -52,21 +63,24 @@ def metric(kind: str, *, name: str = "", title: str = "", higher: bool = True) -
     scikit-learn's `sample_weight`. Without it the metric does not go with `--data.weight_column`.
 
     With a `title` it is a column of the final table of a run. `higher`: more of it is better.
+    `two_classes`: it is of two classes only. `slow`: it is computed of finished models, and in
+    epochs only where `--train.metric` names it; a benchmark leaves it out.
     """
 
     def decorate(function: C) -> C:
         key = name or function.__name__
         if key == "loss":
             raise FusionZooError("metric 'loss': this is the objective's figure; take another name")
-        register = METRICS.register(f"{kind}.{key}", family=kind, title=title, higher=higher)
-        return register(function)
+        facts = {"title": title, "higher": higher, "two_classes": two_classes, "slow": slow}
+        return METRICS.register(f"{kind}.{key}", family=kind, **facts)(function)
 
     return decorate
 
 
-def metrics_of(kind: str) -> list[MetricEntry]:
+def metrics_of(kind: str, classes: int = 2) -> list[MetricEntry]:
     """Return the metrics of a kind of target, in the order in which they are reported."""
-    return [METRICS[name] for name in METRICS if METRICS[name].family == kind]
+    entries = [METRICS[name] for name in METRICS if METRICS[name].family == kind]
+    return [entry for entry in entries if classes == 2 or not entry.two_classes]
 
 
 def takes_weights(function: Callable[..., Any]) -> bool:
@@ -75,12 +89,15 @@ def takes_weights(function: Callable[..., Any]) -> bool:
 
 
 def figures(
-    kind: str, answer: Tensor, target: Tensor, weights: Tensor | None = None
+    kind: str, answer: Tensor, target: Tensor, weights: Tensor | None = None, *, slow: bool = False
 ) -> dict[str, float]:
-    """Compute all metrics of a kind of target, of what `metric` says that they take."""
+    """Compute the metrics of a kind of target, of what `metric` says that they take: those that
+    are not slow, or those that are."""
     by_key = {}
     weighted = () if weights is None else (weights.double(),)
-    for entry in metrics_of(kind):
+    for entry in metrics_of(kind, answer.shape[-1]):
+        if entry.slow != slow:
+            continue
         value = entry.cls(answer, target, *weighted)
         try:
             by_key[entry.key] = float(value)
@@ -119,6 +136,47 @@ def macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> f
     return f1[num_true > 0].double().mean().item()
 
 
+@metric("classification", two_classes=True)
+def sensitivity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return the share of the second class's samples that are answered so; NaN without any."""
+    return _share_right(logits, target, 1, weights)
+
+
+@metric("classification", two_classes=True)
+def specificity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return the share of the first class's samples that are answered so; NaN without any."""
+    return _share_right(logits, target, 0, weights)
+
+
+def _share_right(logits: Tensor, target: Tensor, index: int, weights: Tensor | None) -> float:
+    rows = target == index
+    hits = right(logits[rows], target[rows])
+    return row_mean(hits, None if weights is None else weights[rows]).item()
+
+
+@metric("classification", slow=True)
+def auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return the area under the ROC curve: of two classes that of the second, else the mean over
+    the classes in `target`, each against all others. NaN where one class alone is there."""
+    return _macro("roc_auc_score", *_each_against_rest(logits, target), weights)
+
+
+@metric("classification", slow=True)
+def average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return the average precision, of the same classes as `auroc`; NaN where one is alone."""
+    return _macro("average_precision_score", *_each_against_rest(logits, target), weights)
+
+
+def _each_against_rest(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether each row is of each class that occurs, and how probable that is, (N, C): of
+    two classes, of the second alone, (N, 1). No column where one class alone is there."""
+    classes = logits.shape[-1]
+    truth, shares = F.one_hot(target, classes), logits.double().softmax(-1)
+    if classes == 2:
+        truth, shares = truth[:, 1:], logits[:, 1:].double() - logits[:, :1]
+    return _where_varied(truth, shares)
+
+
 # ---- multilabel: a label is predicted where its logit is above 0
 
 
@@ -150,15 +208,34 @@ def mean_average_precision(logits: Tensor, target: Tensor, weights: Tensor | Non
 
     NaN where a logit is not finite.
     """
-    from sklearn.metrics import average_precision_score
-
-    if not logits.isfinite().all():
-        return torch.nan
     occur = target.bool().any(0)
-    if not occur.any():
+    if not occur.any() and logits.isfinite().all():
         return 0.0
+    return _macro("average_precision_score", target[:, occur], logits[:, occur], weights)
+
+
+@metric("multilabel", name="auroc", slow=True)
+def multilabel_auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+    """Return the mean area under the ROC curve over the labels that some samples have and others
+    lack; NaN if there are none."""
+    return _macro("roc_auc_score", *_where_varied(target, logits), weights)
+
+
+def _where_varied(truth: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the columns of both, (N, C), that are true of some rows and not of others."""
+    varied = truth.bool().any(0) & ~truth.bool().all(0)
+    return truth[:, varied], scores[:, varied]
+
+
+def _macro(name: str, truth: Tensor, scores: Tensor, weights: Tensor | None) -> float:
+    """Return the mean over the columns of a figure of scikit-learn: (N, C). NaN without a column,
+    or where a score is not finite."""
+    from sklearn import metrics
+
+    if not truth.shape[1] or not scores.isfinite().all():
+        return torch.nan
     options = {"average": "macro", "sample_weight": _array(weights)}
-    return float(average_precision_score(target[:, occur], logits[:, occur], **options))
+    return float(getattr(metrics, name)(truth, scores, **options))
 
 
 def _array(weights: Tensor | None) -> Any:

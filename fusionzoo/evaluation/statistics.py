@@ -186,6 +186,54 @@ def crossed(
     return Interval(mean, mean - half, mean + half), p
 
 
+def mean_interval(
+    scores: Array,
+    groups: Groups,
+    weights: Array | None = None,
+    level: float = LEVEL,
+    test_share: float = 0.0,
+) -> Interval:
+    """Return the mean of (S, N) with its interval: Wilson's of one seed that has each of
+    independent samples right or wrong, and of groups where all are right or all wrong; else
+    `crossed`."""
+    mean, count = float(scores.mean()), len(set(np.asarray(groups).tolist()))
+    alone = count == scores.size and not test_share  # of one seed, too
+    if weights is None and np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
+        return Interval(mean, *share_interval(mean, count, level))
+    return crossed(scores, test_share, level, groups=groups, weights=weights)[0]
+
+
+def auroc_interval(
+    scores: Array, truth: NDArray[np.bool_], groups: Groups, weights: Array | None = None
+) -> Interval:
+    """Return the area under the ROC curve with its interval: scores, whether each is positive (N,).
+
+    It is the mean of numbers, one of each sample, whose variance is DeLong's (1988,
+    doi:10.2307/2531595); so `crossed` gives an interval for samples in groups (Obuchowski 1997) and
+    with weights. It is symmetric in the log-odds (Pepe 2003), which hold it in 0 to 1. In
+    simulations of 50 to 400 samples (a nightly test) it covers the truth in 90 to 97 %; with groups
+    of four, of one class each, in 86 to 94 %. Where all pairs are in order it is Wilson's, of as
+    many samples as the rarer class has groups.
+    """
+    weights_or_1 = np.ones(len(scores)) if weights is None else weights
+    beaten = np.empty(len(scores))  # the share of the other class that a sample is in order with
+    for side, sign in ((truth, 1), (~truth, -1)):
+        rest, order = np.sort(sign * scores[~side]), np.argsort(sign * scores[~side])
+        below = np.concatenate([[0.0], np.cumsum(weights_or_1[~side][order])])
+        places = [np.searchsorted(rest, sign * scores[side], x) for x in ("left", "right")]
+        beaten[side] = (below[places[0]] + below[places[1]]) / 2 / below[-1]
+    area = float(np.average(beaten[truth], weights=weights_or_1[truth]))
+    if area in (0, 1):
+        named = np.asarray(groups)
+        count = min(len(set(named[side].tolist())) for side in (truth, ~truth))
+        return Interval(area, *share_interval(area, count))
+    share = np.average(truth, weights=weights_or_1)
+    parts = area + (beaten - area) / np.where(truth, share, 1 - share)
+    interval, _ = crossed(parts[None], groups=groups, weights=weights)
+    centre, half = np.log(area / (1 - area)), (interval.high - area) / (area * (1 - area))
+    return Interval(area, *(float(1 / (1 + np.exp(-x))) for x in (centre - half, centre + half)))
+
+
 def compare(
     a: Array,
     b: Array,

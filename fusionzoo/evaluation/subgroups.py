@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Interval, crossed, share_interval
+from .statistics import LEVEL, Groups, Interval, auroc_interval, crossed, mean_interval
 
 Array = NDArray[np.float64]
 Words = NDArray[np.str_]
@@ -58,7 +58,7 @@ class Subgroups(NamedTuple):
 def compare_subgroups(
     scores: Array,
     names: Words,
-    clusters: Sequence[str],
+    clusters: Groups,
     *,
     test_share: float = 0.0,
     once: NDArray[np.bool_] | None = None,
@@ -83,8 +83,8 @@ def compare_subgroups(
         inside = names == name
         sides = [_part(scores, clustered, weights, rows) for rows in (inside, ~inside)]
         level = _simultaneous(len(every))
-        difference = _difference(*(_mean(*side, level, test_share) for side in sides))
-        score = _mean(*sides[0], LEVEL, test_share)
+        difference = _difference(*(mean_interval(*side, level, test_share) for side in sides))
+        score = mean_interval(*sides[0], LEVEL, test_share)
         groups.append(Subgroup(name, int((inside & once).sum()), score, difference))
     large = [group for group in groups if group.samples >= FEW]
     worst = min(large, key=lambda x: x.score.mean) if len(large) > 1 else None
@@ -94,7 +94,7 @@ def compare_subgroups(
 def subgroup_gains(
     gains: Array,
     names: Words,
-    clusters: Sequence[str],
+    clusters: Groups,
     test_share: float = 0.0,
     weights: Array | None = None,
 ) -> dict[str, Interval]:
@@ -159,6 +159,43 @@ def group_names(cells: Sequence[str | None], column: str) -> Words:
     return words
 
 
+def measured_rows(
+    answers: Answers, dataset: PairedDataset, known: Tensor
+) -> tuple[Tensor, Words, Array | None]:
+    """Return which samples count, bool (N,), of those with a `known` label; their groups and
+    weights."""
+    weights = None
+    if answers.weights is not None:
+        known = known & (answers.weights > 0)
+        weights = answers.weights[known].double().numpy()
+    group_of = dict(zip(dataset.ids, dataset.groups, strict=True))
+    return known, np.array([group_of[key] for key in answers.ids])[known.numpy()], weights
+
+
+def two_class_intervals(
+    parts: Mapping[str, tuple[Tensor, Tensor]], answers: Answers, dataset: PairedDataset
+) -> dict[str, Interval]:
+    """Return AUROC, sensitivity and specificity with 95 % intervals, by the names that they have in
+    a model's metrics.
+
+    `parts` are `Tasks.two_classes`. Samples of a group count together. Figures of a class that no
+    sample has are left out.
+    """
+    intervals = {}
+    for prefix, (logits, index) in parts.items():
+        rows, groups, weights = measured_rows(answers, dataset, index >= 0)
+        truth = index[rows].numpy() == 1
+        margin = (logits[:, 1].double() - logits[:, 0])[rows].numpy()
+        if truth.any() and not truth.all():
+            intervals[f"{prefix}auroc"] = auroc_interval(margin, truth, groups, weights)
+        right = (margin > 0) == truth
+        for name, inside in (("sensitivity", truth), ("specificity", ~truth)):
+            if inside.any():
+                side = _part(right[None].astype(np.float64), groups, weights, inside)
+                intervals[f"{prefix}{name}"] = mean_interval(*side)
+    return intervals
+
+
 def subgroup_metrics(
     task: HasScores, answers: Answers, dataset: PairedDataset, columns: Sequence[str]
 ) -> dict[str, Any]:
@@ -167,15 +204,12 @@ def subgroup_metrics(
     Under a column: `metric`, its name; `groups`, by name with `samples`, the figure, `low`, `high`,
     and `difference` from all other samples, above 0 where the group does better; `worst`.
     """
-    metric, row_of = task.metric, {key: row for row, key in enumerate(dataset.ids)}
+    metric = task.metric
     target = answers.target.reshape(len(answers.target), -1)
-    known, weights = ~target.double().isnan().any(1), None
-    if answers.weights is not None:
-        known &= answers.weights > 0
-        weights = answers.weights[known].double().numpy()
+    known, clusters, weights = measured_rows(answers, dataset, ~target.double().isnan().any(1))
     scores = task.scores(answers.fused.float()[known], target[known]).numpy()[None]
+    row_of = {key: row for row, key in enumerate(dataset.ids)}
     rows = [row_of[key] for key, one in zip(answers.ids, known.tolist(), strict=True) if one]
-    clusters = [dataset.groups[row] for row in rows]
     found: dict[str, Any] = {}
     for column in columns:
         cells = subgroup_cells(dataset, column)
@@ -216,16 +250,6 @@ def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]
 def _simultaneous(groups: int) -> float:
     """Return the level of each interval at which all hold together (Bonferroni)."""
     return 1 - (1 - LEVEL) / groups
-
-
-def _mean(
-    scores: Array, clusters: Words, weights: Array | None, level: float, test_share: float
-) -> Interval:
-    mean, count = float(scores.mean()), len(set(clusters.tolist()))
-    alone = count == scores.size and not test_share  # of one seed, too
-    if weights is None and np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
-        return Interval(mean, *share_interval(mean, count, level))
-    return crossed(scores, test_share, level, groups=clusters, weights=weights)[0]
 
 
 def _difference(a: Interval, b: Interval) -> Interval:

@@ -23,7 +23,6 @@ from .balance import StrategyInputs, build_balance
 from .balance.matryoshka import with_matryoshka
 from .multitask import Tasks, build_tasks
 from .objective import Objective, freeze_unused
-from .tasks import NoTarget
 
 SINGLE_PROCESS = World()
 
@@ -188,7 +187,7 @@ def check_splits(tasks: Tasks, splits: Mapping[str, PairedDataset]) -> None:
     for name, split in splits.items():
         if name == "train":
             continue
-        if tasks.leading == NoTarget.leading and not any_pair(split.present):
+        if not tasks.has_target and not any_pair(split.present):
             raise FusionZooError(
                 f"no sample of the {name} split has two modalities, so retrieval cannot be judged"
             )

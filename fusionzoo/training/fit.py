@@ -84,9 +84,9 @@ def _answers(module: Objective, batch: Batch, output: ObjectiveOutput, dataset: 
     )
 
 
-def metrics_of(tasks: Tasks, answers: Answers) -> Metrics:
-    """Compute the metrics of a whole split, see `evaluate`."""
-    figures = measure(tasks, answers)
+def metrics_of(tasks: Tasks, answers: Answers, *, slow: bool = False) -> Metrics:
+    """Compute the metrics of a whole split, see `evaluate`; with `slow` also the slow ones."""
+    figures = measure(tasks, answers, slow=slow)
     metrics: Metrics = {**figures.fused, **(answers.retrieval(retrieval_figures) or {})}
     metrics["unimodal"] = figures.alone
     where_present: Metrics = {}
@@ -95,7 +95,8 @@ def metrics_of(tasks: Tasks, answers: Answers) -> Metrics:
         head = {}
         if name in figures.alone:
             chosen = None if answers.weights is None else answers.weights[rows]
-            head = tasks.metrics(answers.alone[name][rows], answers.target[rows], chosen)
+            part = answers.alone[name][rows], answers.target[rows], chosen
+            head = tasks.metrics(*part, slow=slow)
         where_present[name] = {"samples": int(rows.sum()), "of": len(rows), "unimodal": head}
     if where_present:
         given_only = {name: x for (name,), x in figures.by_subset.items()}
@@ -261,6 +262,8 @@ class RunInProgress:
             state.evaluated += 1
         if val:
             state.val_losses.append(val["loss"])
+            if trainer.cfg.train.metric and not state.best:
+                trainer.module.tasks.check_leading(val)
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
         self.tracker.log_epoch(state, train_loss, val, tasks, trainer.rows)
         self._forget_losses()
@@ -315,6 +318,8 @@ def check_last(cfg: RunConfig) -> None:
     why = "and --train.select last keeps the last epoch whatever validation says: leave one out"
     if cfg.train.patience is not None:
         raise FusionZooError(f"--train.patience goes by validation, {why}")
+    if cfg.train.metric:
+        raise FusionZooError(f"--train.metric chooses an epoch by validation, {why}")
     if cfg.train.trials > 1:
         raise FusionZooError(f"--train.trials keeps the best by validation, {why}")
     if cfg.train.refit:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError, check_number
+from fusionzoo.errors import FusionZooError, check_known, check_number
 from fusionzoo.targets import OneOf, Target
 
 from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
@@ -28,25 +28,77 @@ class Tasks(nn.Module):
     `plain` is one classification whose labels are indices, int64 (B,); otherwise labels are
     float32 (B, C), NaN where missing. A row's loss is the weighted sum over the tasks for which it
     has a label. Metrics of several tasks are named `column.metric`, and the loss chooses the best
-    epoch; with one task its leading metric does, and the loss breaks ties.
+    epoch; with one task its leading metric does, and the loss breaks ties. `metric` chooses in
+    their place: a figure's name, of several tasks without a column that of the first.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], weights: Sequence[float] = (1.0,), plain: bool = False
+        self,
+        tasks: Sequence[Task],
+        weights: Sequence[float] = (1.0,),
+        plain: bool = False,
+        metric: str = "",
     ) -> None:
         super().__init__()
         self.tasks, self.weights, self.plain = nn.ModuleList(tasks), list(weights), plain
         self.widths = [max(1, task.target.width) for task in tasks]  # no target: an idle logit
         self.columns = [task.target.columns for task in tasks]
         first = tasks[0]
-        self.leading, self.higher, self.shown = first.leading, first.higher, first.columns()
+        self.leading, self.higher, self.shown = (
+            first.leading,
+            first.higher,
+            (*first.columns().items(),),
+        )
         if len(tasks) > 1:
             self.leading, self.higher = "loss", False
             self.shown = tuple(
                 (f"{task.target.name}.{key}", f"{task.target.name}: {title}")
                 for task in tasks
-                for key, title in (task.shown[0], *task.columns()[len(task.shown) :])
+                for key, title in (dict(task.shown[:1]) | task.titled).items()
             )
+
+        self._slow_leads = False
+        if metric:
+            self._lead_by(metric)
+
+    def _lead_by(self, metric: str) -> None:
+        known = {"loss": False} if self.has_target else {}  # name -> whether it is slow
+        for task in self.tasks:
+            assert isinstance(task, Task)
+            prefix = "" if len(self.tasks) == 1 else f"{task.target.name}."
+            names = dict.fromkeys([task.leading, *dict(task.shown)], False)
+            names |= {entry.key: entry.slow for entry in task.entries}
+            known |= {f"{prefix}{name}": slow for name, slow in names.items()}
+        of_first = f"{self.first.target.name}.{metric}"
+        name = of_first if metric not in known and of_first in known else metric
+        check_known(name, known, f"--train.metric {metric}: no figure has this name", "There are")
+        self.leading, self.higher, self._slow_leads = name, not self._is_error(name), known[name]
+        self.shown = tuple(({name: name} | dict(self.shown)).items())
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is anything to predict."""
+        return any(task.target.width for task in self.tasks if isinstance(task, Task))
+
+    @property
+    def positive(self) -> str:
+        """The positive class of each target of two classes, `sick`; `column: sick` of several."""
+        several, targets = len(self.tasks) > 1, [task.target for task in self.tasks]
+        return ", ".join(
+            f"{target.name}: {target.classes[1]}" if several else target.classes[1]
+            for target in targets
+            if isinstance(target, OneOf) and target.width == 2
+        )
+
+    def two_classes(self, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return logits (N, 2) and class indices (N,), -1 where missing, of each target of two
+        classes, by the prefix of its metrics: `diagnosis.` of several targets."""
+        parts = self._parts(logits, labels.reshape(len(labels), -1))
+        return {
+            f"{task.target.name}." if len(parts) > 1 else "": (part, label[:, 0].nan_to_num(-1))
+            for task, part, label in parts
+            if isinstance(task.target, OneOf) and task.target.width == 2
+        }
 
     @property
     def first(self) -> Task:
@@ -82,25 +134,32 @@ class Tasks(nn.Module):
                 )
 
     def metrics(
-        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+        self,
+        logits: Tensor,
+        target: Tensor,
+        weights: Tensor | None = None,
+        *,
+        slow: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of a split, each task's on the rows with its label: (N, K), labels.
 
-        Rows count by their `weights`, (N,); those of weight 0 are left out.
+        Rows count by their `weights`, (N,); those of weight 0 are left out. Slow metrics are left
+        out unless `slow`, or one of them is the leading one.
         """
+        slow = slow or self._slow_leads
         if weights is not None and not (counts := weights > 0).all():
             if not counts.any():
                 raise FusionZooError("all weights of these samples are 0: nothing can be measured")
             logits, target, weights = (x[counts] for x in (logits, target, weights))
         if self.plain:
-            return self.first.metrics(logits, target, *_listed(weights))
+            return _measured(self.first, slow, logits, target, *_listed(weights))
         by_task: dict[str, dict[str, float]] = {}
         for task, task_logits, label in self._parts(logits, target):
             has_label = ~label.isnan().any(-1)
             if not has_label.any():
                 raise FusionZooError(f"no sample of this split has a label {task.target.name!r}")
             rows = [x[has_label] for x in (task_logits, label, *_listed(weights))]
-            by_task[task.target.name] = task.metrics(*rows)
+            by_task[task.target.name] = _measured(task, slow, *rows)
         if len(by_task) == 1:
             return next(iter(by_task.values()))
         losses = zip(
@@ -125,8 +184,16 @@ class Tasks(nn.Module):
 
     def leading_value(self, figures: Metrics) -> float:
         """Return the leading metric, negated if lower is better."""
-        leading = figures.get(self.leading, 0.0)
+        leading = figures.get(self.leading, math.nan)
         return _nan_last(leading if self.higher else -leading)
+
+    def check_leading(self, figures: Metrics) -> None:
+        """Raise an error if the leading metric of a split is not defined, though the loss is."""
+        if math.isnan(figures.get(self.leading, math.nan)) and math.isfinite(figures["loss"]):
+            raise FusionZooError(
+                f"--train.metric {self.leading} is not defined on the validation split, and cannot"
+                " choose an epoch: AUROC, for example, needs samples of two classes there"
+            )
 
     def gain(self, name: str, figures: Metrics, reference: Metrics) -> str:
         """Format how much better one of the shown metrics is than that of another model."""
@@ -164,6 +231,11 @@ class Tasks(nn.Module):
     def _parts(self, logits: Tensor, target: Tensor) -> list[tuple[Task, Tensor, Tensor]]:
         slices = logits.split(self.widths, dim=-1), target.split(self.columns, dim=-1)
         return list(zip(self.tasks, *slices, strict=True))  # type: ignore[arg-type]
+
+
+def _measured(task: Task, slow: bool, *rows: Tensor) -> dict[str, float]:
+    slow = slow and any(entry.slow for entry in task.entries)
+    return task.metrics(*rows) | (task.figures(*rows, slow=True) if slow else {})
 
 
 def _listed(weights: Tensor | None) -> tuple[Tensor, ...]:
@@ -216,13 +288,15 @@ def create_tasks(
 
     `scheme` None is a single class of `class_names`, with labels (N,); else labels are (N, C).
     """
+    metric = cfg.train.metric if isinstance(cfg, RunConfig) else ""
     if scheme is None:
         name, settings = split_name(cfg.objective, "objective")
         classes = OneOf("target", tuple(class_names))
-        return Tasks([OBJECTIVES.create(name, classes, labels, **settings)], plain=True)
+        task = OBJECTIVES.create(name, classes, labels, **settings)
+        return Tasks([task], plain=True, metric=metric)
     if not scheme:
         name, settings = split_name(cfg.objective, "objective")
-        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)])
+        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)], metric=metric)
     tasks, weights = [], []
     parts = labels.split([target.columns for target in scheme], 1)
     for target, task_labels in zip(scheme, parts, strict=True):
@@ -232,4 +306,4 @@ def create_tasks(
             check_number(f"targets.{target.name}.weight", weights[-1], 0)
         labelled = task_labels[~task_labels.isnan().any(-1)]
         tasks.append(OBJECTIVES.create(name, target, labelled, **settings))
-    return Tasks(tasks, weights or [1.0])
+    return Tasks(tasks, weights or [1.0], metric=metric)

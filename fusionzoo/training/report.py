@@ -27,7 +27,7 @@ from fusionzoo.datasets.summary import data_summary
 from fusionzoo.devices import same_randomness
 from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.evaluation.measure import WEIGHTED_BY, Answers, weighted_by
+from fusionzoo.evaluation.measure import POSITIVE, WEIGHTED_BY, Answers, terms
 from fusionzoo.evaluation.statistics import effective_size, share_interval
 from fusionzoo.files import whole_lines, write_json
 from fusionzoo.fsdp import full_state_dict, sharded
@@ -42,7 +42,6 @@ from .checkpoint import State
 from .fit import Metrics, collect_answers, metrics_of
 from .multitask import Tasks
 from .optim import describe, group_rows
-from .tasks import NoTarget
 from .tracker import Tracker, environment
 from .trainer import Trainer
 
@@ -100,7 +99,9 @@ def test_model(
     """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
     to the validation split. Return the metrics, these, and their figures on the test split."""
     test = collect_answers(trainer, loader, reports_each_alone(trainer))
-    metrics = metrics_of(trainer.module.tasks, test)
+    metrics = metrics_of(trainer.module.tasks, test, slow=True)
+    if positive := trainer.module.tasks.positive:
+        metrics[POSITIVE] = positive
     if (column := getattr(loader.dataset, "weight_column", None)) is not None:
         metrics[WEIGHTED_BY] = column
     targets = trainer.module.model.answer_targets
@@ -206,7 +207,7 @@ def out_of_memory(trainer: Trainer) -> FusionZooError:
 def reports_each_alone(trainer: Trainer) -> bool:
     """Whether the test split is also evaluated given each modality only."""
     module = trainer.module
-    return len(module.model.encoders) > 1 and module.tasks.leading != NoTarget.leading
+    return len(module.model.encoders) > 1 and module.tasks.has_target
 
 
 def write_results(
@@ -219,7 +220,8 @@ def write_results(
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
-    groups = ("unimodal", "given_only", "where_present", WEIGHTED_BY)
+    notes = {name: test[name] for name in (POSITIVE, WEIGHTED_BY) if name in test}
+    groups = ("unimodal", "given_only", "where_present", *notes)
     shared = {name: x for name, x in test.items() if name not in groups}
     results: dict[str, Any] = {
         "train": {"loss": state.best["train_loss"]},
@@ -229,7 +231,7 @@ def write_results(
         "given_only": test.get("given_only", {}),
         "where_present": test.get("where_present", {}),
         **({"calibration": dict(calibrated)} if calibrated else {}),
-        **({WEIGHTED_BY: test[WEIGHTED_BY]} if WEIGHTED_BY in test else {}),
+        **notes,
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
         **{key: x for key, x in state.best.items() if key in ("refit", "seeds")},
@@ -269,7 +271,7 @@ def show_results(
             " head: --balance modality_dropout trains it for missing modalities"
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    steps = next_steps(folder, cfg, has_target=tasks.leading != NoTarget.leading)
+    steps = next_steps(folder, cfg, has_target=tasks.has_target)
     first, *others = steps
     tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":
@@ -280,10 +282,8 @@ def show_results(
 
 
 def chosen_weights(results: Mapping[str, Any]) -> str:
-    """Say which weights of the model the results of a run are of, and what weighs the samples."""
-    column = results.get(WEIGHTED_BY)
-    said = "" if column is None else f", {weighted_by(column)}"
-    return f"{_chosen_epochs(results)}{said}"
+    """Say which weights of the model the results of a run are of, and by which terms."""
+    return f"{_chosen_epochs(results)}{terms(results)}"
 
 
 def _chosen_epochs(results: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from fusionzoo.inputs.data import open_dataset, with_image_range, with_validatio
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
-from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers
+from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers, metrics_of
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
 from .multitask import build_tasks, targets_of
@@ -85,16 +85,19 @@ def train_once(
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             val_answers = None  # of the model that has not learnt from validation samples
-            if "val" in loaders and cfg.train.calibrate != "none":
+            if "val" in loaders:
                 with trainer.ema_weights():
                     val_answers = collect_answers(trainer, loaders["val"])
+                slow = metrics_of(trainer.module.tasks, val_answers, slow=True)
+                state.best = slow | state.best
             final = trainer
             if cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
                     return Run(folder, exit_code)
             with final.ema_weights():
-                test, calibration, figures = report.test_model(final, loaders["test"], val_answers)
+                to_calibrate = None if cfg.train.calibrate == "none" else val_answers
+                test, calibration, figures = report.test_model(final, loaders["test"], to_calibrate)
                 report.save_model(folder, final, splits, calibration, state, test)
         except RuntimeError as error:
             if is_out_of_memory(error):

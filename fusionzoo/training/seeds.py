@@ -73,7 +73,7 @@ class Seeds(Repeats[Finished]):
         }
         val = collect_answers(trainer, loaders["val"]) if "val" in loaders else None
         best = {
-            **({} if val is None else metrics_of(tasks, val)),
+            **({} if val is None else metrics_of(tasks, val, slow=True)),
             "epoch": max(x.best_epoch for x in self.finished),
             "train_loss": fmean(x["train"]["loss"] for x in alone),
             "seeds": [

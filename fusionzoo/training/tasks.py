@@ -13,6 +13,7 @@ from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.evaluation.metrics import (
     COMPARED_BY,
     Metric,
+    MetricEntry,
     closeness,
     figures,
     metrics_of,
@@ -61,22 +62,28 @@ class Task(nn.Module):
         return {**self.figures(logits, target, weights), "loss": loss}
 
     def figures(
-        self, logits: Tensor, target: Tensor, weights: Tensor | None = None
+        self, logits: Tensor, target: Tensor, weights: Tensor | None = None, *, slow: bool = False
     ) -> dict[str, float]:
-        """Compute all metrics of the kind of target: (N, K), (N, C), weights (N,)."""
+        """Compute the metrics of the kind of target that are not slow, or those that are: (N, K),
+        (N, C), weights (N,)."""
         kind = self.target
         name = kind.standard_kind()
+        answer, labels = logits, target.long() if name == "multilabel" else as_index(target)
         if isinstance(kind, Number):
-            return figures(name, kind.predicted(logits), kind.original(target[:, 0]), weights)
-        if isinstance(kind, Level):
-            return figures(name, kind.rank(logits), target[:, 0].long(), weights)
-        labels = target.long() if name == "multilabel" else as_index(target)
-        return figures(name, logits, labels, weights)
+            answer, labels = kind.predicted(logits), kind.original(target[:, 0])
+        elif isinstance(kind, Level):
+            answer = kind.rank(logits)
+        return figures(name, answer, labels, weights, slow=slow)
+
+    @property
+    def entries(self) -> list[MetricEntry]:
+        """The metrics of the kind of target."""
+        return metrics_of(self.target.standard_kind(), self.target.width)
 
     def check_weights(self) -> None:
         """Raise an error if a metric, or the objective's method `metrics`, takes no weights."""
-        kind, name = self.target.standard_kind(), type(self).__name__
-        parts = {f"metric {x.name!r}": x.cls for x in metrics_of(kind)}
+        name = type(self).__name__
+        parts = {f"metric {x.name!r}": x.cls for x in self.entries}
         parts |= {f"method {x.__name__} of {name}": x for x in (self.metrics, self.prior)}
         for part, function in parts.items():
             if not takes_weights(function):
@@ -85,15 +92,18 @@ class Task(nn.Module):
                     " `weights=None` to it, as docs/plugins.md says, or leave the column out"
                 )
 
-    def columns(self) -> tuple[tuple[str, str], ...]:
+    @property
+    def titled(self) -> dict[str, str]:
+        """The metrics that have a title, and their titles."""
+        return {x.key: x.title for x in self.entries if x.title}
+
+    def columns(self) -> dict[str, str]:
         """Return the figures of the final table and their titles: `shown`, titled metrics."""
-        titled = [x for x in metrics_of(self.target.standard_kind()) if x.title]
-        return tuple((dict(self.shown) | {x.key: x.title for x in titled}).items())
+        return dict(self.shown) | self.titled
 
     def is_error(self, name: str) -> bool:
         """Whether less of a figure is better."""
-        kind = self.target.standard_kind()
-        return name in self.errors or any(x.key == name and not x.higher for x in metrics_of(kind))
+        return name in self.errors or any(x.key == name and not x.higher for x in self.entries)
 
     def prior(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return what to answer where nothing is known, exp(logits): (N, C), (N,) -> (K,)."""
@@ -211,6 +221,11 @@ class Classification(Task):
 
     def prior_counts(self, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         return torch.bincount(as_index(labels), weights, minlength=self.target.width)
+
+    def columns(self) -> dict[str, str]:
+        """Return the figures of the final table and their titles; of two classes also AUROC."""
+        of_two = {"auroc": "AUROC"} if self.target.width == 2 else {}
+        return dict(self.shown) | of_two | self.titled
 
     def criterion(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import (
@@ -30,6 +32,34 @@ def test_macro_f1_is_sklearns_over_the_classes_that_occur() -> None:
     target = torch.randint(4, (40,), generator=draw)  # two classes never occur, but are answered
     wanted = f1_score(target, logits.argmax(-1), labels=[0, 1, 2, 3], average="macro")
     assert figures("classification", logits, target)["macro_f1"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_of_two_classes_the_second_is_the_positive_one_and_a_class_alone_has_no_curve() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(40, 2, generator=draw), torch.arange(40) % 2
+    margin, predicted = logits[:, 1] - logits[:, 0], logits.argmax(-1)
+    found = figures("classification", logits, target)
+    found |= figures("classification", logits, target, slow=True)
+    assert found["auroc"] == pytest.approx(roc_auc_score(target, margin))
+    assert found["average_precision"] == pytest.approx(average_precision_score(target, margin))
+    assert found["sensitivity"] == pytest.approx(recall_score(target, predicted))
+    assert found["specificity"] == pytest.approx(recall_score(target, predicted, pos_label=0))
+    alone = figures("classification", logits, torch.ones(40).long(), slow=True)
+    alone |= figures("multilabel", logits, torch.tensor([[1, 0]]).expand(40, 2), slow=True)
+    assert alone and all(map(math.isnan, alone.values()))
+    assert "sensitivity" not in figures("classification", torch.randn(40, 3), target)
+
+
+def test_the_auroc_of_several_classes_is_over_those_in_the_labels() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(40, 4, generator=draw), torch.arange(40) % 3  # none is of the last
+    each = [roc_auc_score(target == k, logits.softmax(-1)[:, k]) for k in range(3)]
+    found = figures("classification", logits, target, slow=True)
+    assert found["auroc"] == pytest.approx(sum(each) / 3)
+    labels = torch.stack([target == 0, target == 1, target < 9], 1).long()  # all have the last
+    each = [roc_auc_score(labels[:, k], logits[:, k]) for k in range(2)]
+    found = figures("multilabel", logits[:, :3], labels, slow=True)
+    assert found["auroc"] == pytest.approx(sum(each) / 2)
 
 
 def test_what_never_varies_has_no_rank_and_explains_nothing() -> None:

@@ -13,6 +13,7 @@ from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 from statsmodels.stats.multitest import multipletests
 
 from fusionzoo.evaluation.statistics import (
+    auroc_interval,
     by_group,
     compare,
     crossed,
@@ -20,6 +21,7 @@ from fusionzoo.evaluation.statistics import (
     mcnemar,
     rank,
     seed_interval,
+    share_interval,
 )
 from helpers import coverage
 
@@ -171,6 +173,49 @@ def test_groups_are_the_items_keep_the_mean_and_copies_add_no_certainty() -> Non
     naive, _ = crossed(copies)
     assert grouped == pytest.approx(once)
     assert naive.high - naive.low < 0.6 * (once.high - once.low)
+
+
+def test_the_interval_of_auroc_is_delongs_and_copies_in_a_group_add_no_certainty() -> None:
+    draw = np.random.default_rng(0)
+    truth, scores = np.arange(40) % 3 == 0, draw.normal(size=40).round(1)
+    names = np.arange(40).astype(str)
+    order = scores[truth][:, None] - scores[~truth]
+    beats = (order > 0) + 0.5 * (order == 0)  # (positive, negative)
+    found = auroc_interval(scores, truth, names)
+    assert found.mean == pytest.approx(beats.mean())
+    variance = beats.mean(1).var() / truth.sum() + beats.mean(0).var() / (~truth).sum()
+    slope = found.mean * (1 - found.mean)  # of the log-odds
+    half = stats.t.ppf(0.975, 39) * math.sqrt(variance * 40 / 39) / slope
+    odds = math.log(found.mean / (1 - found.mean))
+    assert found[1:] == pytest.approx([1 / (1 + math.exp(-x)) for x in (odds - half, odds + half)])
+    twice = np.arange(40).repeat(2)
+    copies = auroc_interval(scores[twice], truth[twice], names[twice])
+    assert copies == pytest.approx(found)
+    assert auroc_interval(scores, truth, names, np.full(40, 3.0)) == pytest.approx(found)
+    perfect = auroc_interval(truth * 1.0, truth, names)
+    assert perfect == (1, *share_interval(1, int(truth.sum())))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("size", "least"), [(1, 0.89), (4, 0.85)])
+@pytest.mark.parametrize(
+    ("items", "share", "shift"), [(50, 0.5, 1.0), (100, 0.2, 2.0), (400, 0.1, 1.5), (400, 0.1, 2.5)]
+)
+def test_the_interval_of_auroc_covers_the_truth(
+    items: int, share: float, shift: float, size: int, least: float, record_property: Record
+) -> None:
+    draw, covered, runs = np.random.default_rng(1), 0, 0
+    group = np.arange(items) // size
+    area = stats.norm.cdf(shift / math.sqrt(2))
+    while runs < 1000:
+        truth = (draw.random(group[-1] + 1) < share)[group]
+        common = draw.normal(size=group[-1] + 1)[group] if size > 1 else draw.normal(size=items)
+        scores = math.sqrt(0.5) * (draw.normal(size=items) + common) + shift * truth
+        if 2 <= truth.sum() <= items - 2:
+            found = auroc_interval(scores, truth, group.astype(str))
+            covered, runs = covered + int(found.low <= area <= found.high), runs + 1
+    record_property("coverage", covered / runs)
+    assert least <= covered / runs <= 0.98
 
 
 def test_a_group_of_half_the_samples_widens_the_interval_and_no_freedom_is_below_one() -> None:

@@ -49,6 +49,11 @@ def sample(kind: str) -> tuple[Tensor, Tensor]:
     return target + 3 * torch.randn(ROWS, generator=draw).double().round(), target
 
 
+def sample_of(name: str) -> tuple[Tensor, Tensor]:
+    answer, target = sample(METRICS[name].family)
+    return (answer[:, :2], target % 2) if METRICS[name].two_classes else (answer, target)
+
+
 def f1(answer: Tensor, target: Tensor, average: str, weights: Any) -> float:
     undefined = 1.0 if average == "samples" else float("nan")
     options: Any = {"average": average, "sample_weight": weights, "zero_division": undefined}
@@ -61,9 +66,22 @@ BY_SKLEARN: dict[str, Callable[[Tensor, Tensor, Any], float]] = {
         y, x.argmax(1), sample_weight=w
     ),
     "classification.macro_f1": lambda x, y, w: f1(x.argmax(1), y, "macro", w),
+    "classification.sensitivity": lambda x, y, w: reference.recall_score(
+        y, x.argmax(1), sample_weight=w
+    ),
+    "classification.specificity": lambda x, y, w: reference.recall_score(
+        y, x.argmax(1), pos_label=0, sample_weight=w
+    ),
+    "classification.auroc": lambda x, y, w: reference.roc_auc_score(
+        y, x.softmax(1), multi_class="ovr", sample_weight=w
+    ),
+    "classification.average_precision": lambda x, y, w: reference.average_precision_score(
+        y, x.softmax(1), sample_weight=w
+    ),
     "multilabel.sample_f1": lambda x, y, w: f1(x > 0, y, "samples", w),
     "multilabel.macro_f1": lambda x, y, w: f1(x > 0, y, "macro", w),
     "multilabel.map": lambda x, y, w: reference.average_precision_score(y, x, sample_weight=w),
+    "multilabel.auroc": lambda x, y, w: reference.roc_auc_score(y, x, sample_weight=w),
     "regression.mae": lambda x, y, w: reference.mean_absolute_error(y, x, sample_weight=w),
     "regression.rmse": lambda x, y, w: reference.root_mean_squared_error(y, x, sample_weight=w),
     "regression.r2": lambda x, y, w: reference.r2_score(y, x, sample_weight=w),
@@ -83,7 +101,7 @@ def test_every_built_in_metric_has_a_reference() -> None:
 
 @pytest.mark.parametrize("name", BY_SKLEARN)
 def test_a_metric_is_sklearns_with_and_without_sample_weight(name: str) -> None:
-    answer, target = sample(METRICS[name].family)
+    answer, target = sample_of(name)
     plain = METRICS[name].cls(answer, target)
     assert plain == pytest.approx(BY_SKLEARN[name](answer, target, None), abs=1e-6)
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(1)).double() + 0.01
@@ -94,7 +112,7 @@ def test_a_metric_is_sklearns_with_and_without_sample_weight(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BY_SKLEARN, *NOT_IN_SKLEARN])
 def test_a_weight_of_2_is_a_row_listed_twice(name: str) -> None:
-    answer, target = sample(METRICS[name].family)
+    answer, target = sample_of(name)
     twice = torch.arange(ROWS).repeat_interleave(WHOLE.long())
     found = METRICS[name].cls(answer, target, WHOLE.double())
     assert found == pytest.approx(METRICS[name].cls(answer[twice], target[twice]), abs=1e-7)

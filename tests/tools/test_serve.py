@@ -122,6 +122,19 @@ def test_json_and_multipart_are_answered_as_in_python(url: str, model: FusionMod
     assert by_parts["model"] == requests.get(f"{url}/health").json()["model"]
 
 
+def test_a_threshold_decides_what_is_served_and_leaves_the_model_as_it_is(
+    model: FusionModel,
+) -> None:
+    (before,) = model.predict([{"text": SAMPLE["text"]}])
+    assert set(before.probabilities) == {"cat", "dog"}
+    for limit, label in ((0.999, "cat"), (0.001, "dog")):
+        with serving(model, **LIMITS, threshold=limit) as url:
+            answer = requests.post(f"{url}/predict", json={"text": SAMPLE["text"]}).json()
+        assert answer["label"] == label
+        assert answer["probabilities"] == pytest.approx(before.probabilities, abs=1e-6)
+    assert model.predict([{"text": SAMPLE["text"]}]) == [before]
+
+
 def test_cells_unlike_those_of_training_are_named(url: str) -> None:
     for route in ("predict", "embed"):
         strange = {"table": {"age": "4000", "hue": "blue"}}

@@ -17,6 +17,7 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.confidence import Calibration, TargetCalibration
+from fusionzoo.inference import say_unlearnt
 from fusionzoo.structures import Labels
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 from fusionzoo.training.calibrate import (
@@ -134,6 +135,64 @@ def test_a_threshold_has_the_highest_f1_of_all_and_predict_uses_it() -> None:
     (answer,) = calibration.decode([target], torch.tensor([[-0.5, -0.5, -9.0]]))
     assert isinstance(answer, Labels)
     assert answer.labels == [n for n, p in answer.probabilities.items() if p > thresholds[n]]
+
+
+def test_chosen_thresholds_decide_alike_in_answers_and_figures_and_others_stay() -> None:
+    targets: list[Target] = [
+        OneOf("d", ("healthy", "sick")),
+        AnyOf("tags", ("sea", "sun")),
+        OneOf("kind", ("a", "b", "c")),
+    ]
+    stored = Calibration(
+        targets={
+            "d": TargetCalibration(temperature=2.0),
+            "tags": TargetCalibration(thresholds={"sea": 0.4, "sun": 0.7}),
+            "kind": TargetCalibration(),
+        }
+    )
+    chosen = stored.with_thresholds(targets, 0.3, {"sea": 0.2})
+    assert chosen.targets["d"].thresholds == {"sick": 0.3}
+    assert chosen.targets["tags"].thresholds == {"sea": 0.2, "sun": 0.7}
+    assert stored.targets["d"].thresholds == {}  # the model that is stored stays as it is
+    logits = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
+    moved = chosen.move(targets, logits, torch.ones(200, dtype=torch.bool))
+    assert torch.equal(moved[:, 4:], logits[:, 4:])
+    for answer, row in zip(
+        chosen.decode(targets, chosen.scale(targets, logits)), moved, strict=True
+    ):
+        assert (answer["d"].label == "sick") == (answer["d"].probabilities["sick"] >= 0.3)
+        assert (answer["d"].label == "sick") == bool(row[1] > row[0])
+        wanted = {x for x, logit in zip(("sea", "sun"), row[2:4], strict=True) if logit > 0}
+        assert set(answer["tags"].labels) == wanted
+
+
+@pytest.mark.parametrize(
+    ("threshold", "thresholds", "problem"),
+    [
+        (0.3, {}, r"--threshold 0\.3 is for a model with one target of two classes, .* has 0"),
+        (None, {"see": 0.2}, r"no label 'see'\. Did you mean 'sea'\?"),
+    ],
+)
+def test_thresholds_that_do_not_fit_are_refused(
+    threshold: float | None, thresholds: dict[str, float], problem: str
+) -> None:
+    targets: list[Target] = [AnyOf("tags", ("sea", "sun")), OneOf("kind", ("a", "b", "c"))]
+    stored = Calibration(targets={x.name: TargetCalibration() for x in targets})
+    with pytest.raises(FusionZooError, match=problem):
+        stored.with_thresholds(targets, threshold, thresholds)
+    with pytest.raises(FusionZooError, match="--thresholds is for labels"):
+        Calibration(targets={"kind": TargetCalibration()}).with_thresholds(
+            targets[1:], None, {"a": 0.2}
+        )
+
+
+def test_a_model_says_where_no_thresholds_were_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    encoders = {"a": {"name": "vector/mlp", "in_dim": 3, "dim": 8}}
+    model = fz.create_model("gmu", encoders, targets=[AnyOf("tags", ("sea", "sun"))], dim=8)
+    say_unlearnt(model)
+    assert capsys.readouterr().out.startswith("tags: no thresholds were learnt, so labels are")
+    say_unlearnt(model.with_thresholds(None, {"sea": 0.2}))
+    assert capsys.readouterr().out == ""
 
 
 def write_table(path: Path, count: int = 400, seed: int = 0) -> dict[str, Any]:
@@ -261,6 +320,7 @@ def test_evaluation_measures_the_stored_calibration(runs: dict[str, Any]) -> Non
         (lambda x: x["targets"]["target"].update(temperature=-1.0), "temperature -1.0"),
         (lambda x: x["targets"].pop("age"), "the model of target, age"),
         (lambda x: x["targets"]["tags"].update(thresholds={"moon": 0.1}), "'tags' has not"),
+        (lambda x: x["targets"]["target"].update(thresholds={"k0": 0.1}), "'target' has not"),
         (lambda x: x["targets"]["tags"].update(scores="none"), "targets.tags.scores"),
     ],
 )

@@ -166,6 +166,51 @@ def test_the_leading_figure_ranks_and_loss_decides_a_tie() -> None:
     assert accuracy.rank(known) > accuracy.rank({"accuracy": math.nan, "loss": 0.0})
 
 
+def test_a_chosen_metric_ranks_in_its_direction_and_names_that_are_none_are_refused() -> None:
+    two, labels = OneOf("y", ("a", "b")), torch.tensor([[0.0], [1.0]])
+    task, age = Classification(two, labels), Regression(Number("z"), labels)
+    by_auroc = Tasks([task], plain=True, metric="auroc")
+    assert by_auroc.shown[0] == ("auroc", "AUROC")
+    assert by_auroc.metrics(torch.eye(2), Y[:2])["auroc"] == 1  # slow, and yet of every epoch
+    assert "auroc" not in Tasks([task], plain=True).metrics(torch.eye(2), Y[:2])
+    assert by_auroc.rank({"auroc": 0.9, "loss": 3}) > by_auroc.rank({"auroc": 0.8, "loss": 1})
+    by_rmse = Tasks([age], metric="rmse")
+    assert by_rmse.rank({"rmse": 1.0, "loss": 3}) > by_rmse.rank({"rmse": 2.0, "loss": 1})
+    assert by_rmse.rank({"rmse": 9.0, "loss": 3}) > by_rmse.rank({"loss": 1})
+    by_loss = Tasks([task], plain=True, metric="loss")
+    assert by_loss.rank({"accuracy": 0, "loss": 1}) > by_loss.rank({"accuracy": 1, "loss": 2})
+    names = {"auroc": "y.auroc", "z.rmse": "z.rmse", "loss": "loss"}  # `auroc` is of the first
+    for metric_name, leading in names.items():
+        tasks = Tasks([task, age], [1.0, 1.0], metric=metric_name)
+        assert (tasks.leading, tasks.higher) == (leading, leading == "y.auroc")
+    with pytest.raises(FusionZooError, match=r"--train\.metric auroq: .* Did you mean 'auroc'\?"):
+        Tasks([task], metric="auroq")
+    with pytest.raises(FusionZooError, match=r"--train\.metric sensitivity: no figure"):
+        Tasks([classify()], metric="sensitivity")  # of three classes
+    with pytest.raises(FusionZooError, match=r"auroc is not defined on the validation split"):
+        by_auroc.check_leading(by_auroc.metrics(torch.eye(2), torch.zeros(2).long()))
+
+
+@pytest.mark.usefixtures("forget_plugins")
+def test_a_plug_ins_metric_chooses_the_epoch_and_when_to_stop(data: Path, tmp_path: Path) -> None:
+    values = iter(range(1000))
+
+    @metric("classification", higher=False)
+    def growing(logits: Tensor, target: Tensor) -> float:
+        return float(next(values))
+
+    chosen = [*column("kind", "classification"), "--train.metric", "growing"]
+    assert train(flags(data, tmp_path / "run", *chosen, "--train.patience", "2")) == 0
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert results["best_epoch"] == 1
+    assert results["table"]["metrics"][0] == "growing"
+    epochs = (tmp_path / "run" / "metrics.jsonl").read_text().count('"event": "epoch"')
+    assert epochs == 3
+    assert train(flags(data, tmp_path / "last", *chosen, "--train.select", "last")) == 2
+    values = iter([math.nan] * 1000)
+    assert train(flags(data, tmp_path / "nan", *chosen)) == 2
+
+
 REFUSED = [f"late_{name}" for name in ("poe", "max", "confidence", "vote", "stacking")]
 REFUSED += ["tmc", "qmf", "dbf", "ecml", "mmdynamics", "pdf", "simmlm"]
 
@@ -285,6 +330,42 @@ def test_each_objective_learns_reports_and_predicts(
         assert isinstance(high, Prediction)
         assert high.label in ("up", "4")
         assert sum(low.probabilities.values()) == pytest.approx(1)
+
+
+def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--data.columns.target", "kind", "--train.epochs", "1"]
+    assert train(flags(data, tmp_path / "run", *settings)) == 0
+    title, *lines = capsys.readouterr().out.partition("Test split")[2].splitlines()
+    assert title.endswith(", positive: up")
+    assert "AUROC" in lines[1] and len(lines[1]) <= 80
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert results["positive"] == "up"
+    curves = {"auroc", "average_precision"}
+    assert curves | {"sensitivity", "specificity"} <= results["val"].keys()
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert not curves & last["val"].keys()  # of 10 classes they would take 3 % of a short epoch
+    found = fusionzoo.evaluate(str(tmp_path / "run"))
+    assert found["positive"] == "up"
+    assert found["auroc"] == pytest.approx(results["test"]["auroc"], abs=1e-6)
+    assert found["unimodal"]["a"].keys() >= curves
+    assert found["intervals"].keys() == {"auroc", "sensitivity", "specificity"}
+    for name, bounds in found["intervals"].items():
+        assert bounds["mean"] == pytest.approx(found[name])
+        assert 0 <= bounds["low"] <= bounds["mean"] <= bounds["high"] <= 1
+        assert bounds["low"] < bounds["high"]
+    early = fusionzoo.evaluate(str(tmp_path / "run"), threshold=0.2)
+    assert early["thresholds"] == {"up": 0.2}
+    assert early["intervals"]["sensitivity"]["mean"] == early["sensitivity"]
+    assert [early[x] for x in ("loss", "auroc")] == pytest.approx([found["loss"], found["auroc"]])
+    rows = fusionzoo.predict(str(tmp_path / "run"), str(data), split="test", threshold=0.2)
+    truth = {row["id"]: row["kind"] for row in map(json.loads, data.read_text().splitlines())}
+    labels = [x["label"] for x in rows.to_pylist() if truth[x["id"]] == "up"]
+    assert early["sensitivity"] == pytest.approx(labels.count("up") / len(labels))
+    assert labels == [
+        "up" if x["p_up"] >= 0.2 else "down" for x in rows.to_pylist() if truth[x["id"]] == "up"
+    ]
 
 
 SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]
@@ -476,7 +557,7 @@ def test_a_titled_metric_is_a_column_and_its_gain_is_positive_where_the_fusion_i
     labels = torch.tensor([[0.0], [1.0]])
     task = OBJECTIVES.create("classification", OneOf("y", classes=("a", "b")), labels)
     plain = Tasks([task], plain=True)
-    assert plain.shown == (*task.shown, ("own", "surprise"))
+    assert plain.shown == (*task.shown, ("auroc", "AUROC"), ("own", "surprise"))
     assert plain.metrics(torch.zeros(2, 2), torch.tensor([0, 1]))["own"] == 0.5
     better, worse = {"accuracy": 0.9, "own": 1.0}, {"accuracy": 0.8, "own": 1.5}
     assert plain.gain("accuracy", better, worse) == "+10.0 points"

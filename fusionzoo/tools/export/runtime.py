@@ -271,6 +271,10 @@ def predict(cfg: PredictConfig) -> Path | pa.Table:
 
     if not cfg.data.get("name"):
         raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
+    if cfg.threshold is not None or cfg.thresholds:
+        raise FusionZooError(
+            "--threshold and --thresholds are for the model folder: what was exported keeps its own"
+        )
     model = OnnxModel(cfg.model)
     done = complete_for_model(cfg.data, model.data_settings)
     done.show()

@@ -51,7 +51,8 @@ class Measured:
         single = [target.name for target in model.answer_targets] == ["target"]
         decoded = model.decode(calibrated)
         predictions = [{"target": x} for x in decoded] if single else decoded
-        return cls(model, dataset, answers, calibrated, tasks, measure(tasks, answers), predictions)
+        figures = measure(tasks, answers, slow=True)
+        return cls(model, dataset, answers, calibrated, tasks, figures, predictions)
 
     def labels(self) -> dict[str, tuple[Target, Tensor]]:
         """Return the encoded labels (N, C) of each target, NaN where they are missing."""
@@ -100,7 +101,8 @@ def presence_table(measured: Measured) -> Table | None:
         if measurable(tasks, answers, chosen):
             logits = answers.fused[chosen].float()
             weights = None if answers.weights is None else answers.weights[chosen]
-            cells += _cells(tasks.metrics(logits, answers.target[chosen], weights), shown)
+            part = logits, answers.target[chosen], weights
+            cells += _cells(tasks.metrics(*part, slow=True), shown)
         else:
             cells += [""] * len(shown)
         rows.append(cells)

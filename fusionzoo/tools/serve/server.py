@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import from_settings
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
+from fusionzoo.config.schema import THRESHOLD, THRESHOLDS, Between, Count, option
 from fusionzoo.devices import pick_device
 from fusionzoo.errors import FusionZooError
 from fusionzoo.loading import load
@@ -45,6 +45,8 @@ class ServeConfig:
     host: str = option("127.0.0.1", "address to listen on; any but this machine's needs a token")
     port: int = option(8000, "port; 0 = a free one")
     token: str = option("", f"what clients send as a bearer token; else ${TOKEN}")
+    threshold: Between | None = option(None, THRESHOLD)
+    thresholds: dict[str, Between] = option({}, THRESHOLDS)
     device: str = option("auto", "cpu | cuda | cuda:1 | xpu | mps | auto")
     plugins: str | list[str] = option("", "files or modules with components of your own")
     batch_size: Count = option(32, "rows in a batch, at most")
@@ -123,6 +125,7 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
             raise FusionZooError("no model: it comes first, or as --model")
         device = pick_device(cfg.device)
         model = load(cfg.model, device, plugins=cfg.plugins, revision=cfg.revision)
+    model = model.with_thresholds(cfg.threshold, cfg.thresholds)
     if cfg.index and not Path(cfg.index).exists():
         raise FusionZooError(f"--index {cfg.index}: there is no such file")
     searcher = Searcher(cfg.index, model=model, plugins=cfg.plugins) if cfg.index else None
