@@ -198,8 +198,8 @@ def test_a_run_shows_its_metrics_history_and_steps(run: fz.Run) -> None:
 
 def test_a_run_shows_its_table(run: fz.Run) -> None:
     header, line, *rows = run.table().splitlines()
-    assert header == "|  | accuracy | macro F1 |"
-    assert line == "| --- | ---: | ---: |"
+    assert header == "|  | accuracy | macro F1 | AUROC |"
+    assert line == "| --- | ---: | ---: | ---: |"
     accuracy = f"{run.metrics['test']['accuracy']:.3f}"
     assert f"| fusion: gmu | {accuracy} |" in "\n".join(rows)
     html = run._repr_html_()
@@ -270,7 +270,8 @@ def test_starting_processes_is_left_to_torchrun() -> None:
 def test_evaluate_finds_the_metrics_of_the_run(run: fz.Run) -> None:
     for model in (run, run.folder, str(run.folder), run.model):
         metrics = fz.evaluate(model, VECTORS, num_workers=0, batch_size=17)
-        assert set(metrics) == {*run.metrics["test"], "unimodal", "calibration", "seen_in_training"}
+        further = {"unimodal", "calibration", "seen_in_training", "intervals", "positive"}
+        assert set(metrics) == {*run.metrics["test"], *further}
         for name, value in run.metrics["test"].items():
             assert metrics[name] == pytest.approx(value, abs=1e-5)
         for name, values in run.metrics["unimodal"].items():

@@ -388,6 +388,7 @@ def _check_inputs(
     """Raise an error that says why each column is left out, if none is an input."""
     assert done.loaded is not None
     inputs = {role for role in settings["columns"] if role not in ROLES}
+    inputs |= {name for name, kind in settings["kinds"].items() if not is_cell_kind(str(kind))}
     if inputs or done.loaded.kinds or "join" in settings or not findings:
         return
     reasons = "; ".join(f"{x.name} ({_row(x)[1]}: {x.about})" for x in findings[:MANY])

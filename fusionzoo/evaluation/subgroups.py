@@ -257,6 +257,7 @@ def _difference(a: Interval, b: Interval) -> Interval:
 
     Newcombe's (1998) example of 56 of 70 against 48 of 80:
 
+    >>> from fusionzoo.evaluation.statistics import share_interval
     >>> a, b = (Interval(x / n, *share_interval(x / n, n)) for x, n in ((56, 70), (48, 80)))
     >>> [round(x, 4) for x in _difference(a, b)]
     [0.2, 0.0524, 0.3339]

@@ -52,9 +52,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kinds of the values that the data set decodes."""
     kinds: list[str] = []
 
-    def counted(kind: str, value: Any) -> Any:
+    def counted(kind: str, value: Any, *options: Any) -> Any:
         kinds.append(kind)
-        return decode(kind, value)
+        return decode(kind, value, *options)
 
     monkeypatch.setattr(paired, "decode", counted)
     yield kinds
