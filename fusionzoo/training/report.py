@@ -263,6 +263,9 @@ def show_results(
     if "calibration" in results:
         title = "Probabilities on the test split, before -> after calibration on validation data"
         tracker.table(title, *calibration_rows(results["calibration"]))
+    epochs = cfg.train.epochs
+    if results["best_epoch"] == epochs > 1 and results.get("select") != "last":
+        tracker.say(f"the best epoch is the last: --train.epochs {2 * epochs} may be better")
     heads = {name: x["unimodal"] for name, x in results["where_present"].items() if x["unimodal"]}
     short = falls_short(tasks, heads, results["given_only"])
     if short and "modality_dropout" not in cfg.balance:

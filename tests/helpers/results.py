@@ -91,6 +91,7 @@ TABLES = (
         "python perf/authors.py runs/authors",  # clones of the repositories that it names
         ("perf/authors.py", "perf/_authors", "fusion"),
     ),
+    script("default", (*TRAINING, "encoders/tabular.py")),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),

@@ -84,6 +84,7 @@ def test_a_run_leaves_what_the_design_promises(
     assert results["test"]["accuracy"] > max(alone) + 0.2  # xor: 1.0, and chance from one of them
     shown = capsys.readouterr().out
     parts = ("a alone", "fusion: gmu", "gain over", "fusionzoo predict ", "Learning-rate groups")
+    parts += ("the best epoch is the last: --train.epochs 16 may be better",)
     assert [part for part in parts if part not in shown] == []
 
 
