@@ -241,7 +241,11 @@ for modality in ("image", "audio"):  # narrow: a CPU takes its time with bfloat1
 def test_a_run_that_is_stopped_before_its_first_step_is_gone_on_with(
     how: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = script("train.py", *flags(tmp_path / "a", "--train.epochs", "1"))
+    words = flags(tmp_path / "a", "--train.epochs", "1")
+    heed = functools.partial(
+        signal.signal, how, signal.SIG_DFL
+    )  # of a suite in the background it is ignored
+    running = script("train.py", *words, preexec_fn=heed)
     while running.poll() is None and not (tmp_path / "a" / "config.yaml").exists():
         time.sleep(0.002)
     running.send_signal(how)
