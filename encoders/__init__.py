@@ -42,6 +42,7 @@ __all__ = [
     "WeightsReport",
     "adopt",
     "create_encoder",
+    "entry_of",
     "initialise",
     "list_encoders",
     "load_weights",
@@ -123,6 +124,13 @@ def _adapt(
     encoder.eval_modules = norms(encoder)
     _log.info("%s: adapters beside %s", encoder.modality, ", ".join(settings["targets"]))
     return settings
+
+
+def entry_of(name: str, kind: str | None) -> EncoderEntry | None:
+    """Return what is registered for a name, also `timm/...`, or `hf/...` of a kind, if anything."""
+    prefix = name.partition("/")[0]
+    names = (name, f"{prefix}-{kind}", prefix)
+    return next((ENCODERS[x] for x in names if x in ENCODERS), None)
 
 
 def list_encoders(pattern: str | None = None, /, *, kind: str | None = None) -> list[str]:

@@ -140,8 +140,9 @@ class TabularProcessor(Processor):
 
     def _places(self, names: list[str]) -> list[int]:
         """Return the index of each name among the columns; each column must occur once."""
-        if self._last[0] == names:
-            return self._last[1]
+        last_names, last_places = self._last  # in one step: `serve` prepares in several threads
+        if last_names == names:
+            return last_places
         order = {fold(column.name): place for place, column in enumerate(self.columns)}
         folded, known = [fold(name) for name in names], [column.name for column in self.columns]
         for name, key in zip(names, folded, strict=True):
@@ -157,8 +158,9 @@ class TabularProcessor(Processor):
                     f"column {known[place]!r} is {state} among {', '.join(names)}, and the model"
                     " reads it; None stands for an empty cell"
                 )
-        self._last = names, [order[key] for key in folded]
-        return self._last[1]
+        places = [order[key] for key in folded]
+        self._last = names, places
+        return places
 
     def varies(self, value: Mapping[str, Cell]) -> bool:
         return False

@@ -185,21 +185,20 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
         )
     for note in notes_of_cuts(model.named_encoders(), dataset):
         print(note)
-    tables = {
-        name: encoder.reader.columns
-        for name, encoder in model.named_encoders()
-        if isinstance(encoder.reader, TabularEncoder) and dataset.modalities.get(name) == "tabular"
-    }
-    for kind, what in STRANGE.items():
-        strange = [
-            f"{note} ({name})"
-            for name, columns in tables.items()
-            for note in strange_cells(
-                dataset, name, {x.name: x.is_strange for x in columns if isinstance(x, kind)}
-            )
-        ]
-        if strange:
-            print(f"warning: {what}: {'; '.join(strange)}")
+    strange: dict[type[Column], list[str]] = {kind: [] for kind in STRANGE}
+    for name, encoder in model.named_encoders():
+        if (
+            not isinstance(encoder.reader, TabularEncoder)
+            or dataset.modalities.get(name) != "tabular"
+        ):
+            continue
+        columns = {fold(column.name): column for column in encoder.reader.columns}
+        tests = {column: x.is_strange for column, x in columns.items()}
+        for column, note in strange_cells(dataset, name, tests).items():
+            strange[type(columns[column])].append(f"{note} ({name})")
+    for kind, notes in strange.items():
+        if notes:
+            print(f"warning: {STRANGE[kind]}: {'; '.join(notes)}")
 
 
 def open_for_model(
@@ -340,9 +339,10 @@ def evaluate(
     tasks = tasks_of_model(model, answers.target)
     if weighted:
         tasks.check_weights()
-    figures = measure(tasks, answers, slow=True)
+    is_moved = cfg.threshold is not None or bool(cfg.thresholds)
+    figures = measure(tasks, answers, slow=not is_moved)
     limits = {}
-    if cfg.threshold is not None or cfg.thresholds:
+    if is_moved:  # only the losses of the others count
         answers = moved_by_thresholds(model, answers)
         figures = with_losses(measure(tasks, answers, slow=True), figures)
         limits[THRESHOLDS] = thresholds_of(model)

@@ -110,9 +110,9 @@ def _columns_in_memory(data: Samples, modality: str, rows: list[int]) -> dict[st
 
 def strange_cells(
     data: Samples, modality: str, is_strange: Mapping[str, Callable[[float | str], bool]]
-) -> list[str]:
-    """Say for each of these columns how many cells are strange, if any is."""
-    notes = []
+) -> dict[str, str]:
+    """Say for each of these columns how many cells are strange, if any is, by the column."""
+    notes = {}
     tests = {fold(name): test for name, test in is_strange.items()}
     for name, column in _columns(data, modality, data.rows.tolist()).items():
         if fold(name) not in tests:
@@ -124,7 +124,8 @@ def strange_cells(
         strange = [x for x in counted if tests[fold(name)](x["values"])]
         if strange:
             count, first = sum(x["counts"] for x in strange), category_of(strange[0]["values"])
-            notes.append(f"{name} in {count:,} of {len(cells):,} cells, such as {first!r}")
+            where = f"{count:,} of {len(cells):,} cells"
+            notes[fold(name)] = f"{name} in {where}, such as {first!r}"
     return notes
 
 

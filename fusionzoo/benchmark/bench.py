@@ -272,9 +272,9 @@ def open_bench(
     else:
         opened = open_dataset(cfg.data, targets_of(cfg), data)
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
-    cfg, opened = with_image_range(cfg, opened)
     if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
+    cfg, opened = with_image_range(cfg, opened)  # opens files
     encoders, encoder_notes = encoders_at_hand(opened, cfg.encoders)
     cfg = replace(cfg, encoders=encoders)
     for note in encoder_notes:

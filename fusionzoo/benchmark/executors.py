@@ -35,9 +35,8 @@ HEAVY = ("torch", "timm", "sklearn.ensemble")
 OPTIONAL = ("transformers", "torchaudio", "optuna")
 
 _worker_state: dict[str, Any] = {}  # in a worker process: shared by all its pieces
-_deadline: ContextVar[float] = ContextVar(
-    "deadline", default=math.inf
-)  # of a piece in this process
+# Of a piece of work in this process.
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 class OutOfTimeError(Exception):

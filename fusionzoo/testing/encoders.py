@@ -16,7 +16,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 import fusionzoo
-from fusionzoo.encoders import ENCODERS, Encoder, create_encoder
+from fusionzoo.encoders import Encoder, create_encoder, entry_of
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.structures import KINDS, Audio, Features, Sample
 
@@ -188,9 +188,7 @@ def maker(target: str, settings: Mapping[str, Any] | None = None) -> Maker:
     `settings` say otherwise.
     """
     chosen = dict(settings or {})
-    prefix = target.partition("/")[0]  # of `timm/resnet18`; of `hf/...` with a kind, `hf-text`
-    names = (target, f"{prefix}-{chosen.get('kind')}", prefix)
-    entry = next((ENCODERS[name] for name in names if name in ENCODERS), None)
+    entry = entry_of(target, chosen.get("kind"))
     kind = chosen.pop("kind", entry.family if entry else "")
     if entry and "in_dim" in entry.parameters:
         chosen.setdefault("in_dim", WIDTH)

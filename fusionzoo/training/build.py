@@ -11,7 +11,7 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.tables.tabular import learn_columns
 from fusionzoo.distributed import World
-from fusionzoo.encoders import ENCODERS
+from fusionzoo.encoders import ENCODERS, entry_of
 from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError, check_known
@@ -45,10 +45,8 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
     defaults = dataset.default_encoders
     encoders = merge(defaults, settings)
     for modality, encoder in encoders.items():
-        name = str(encoder.get("name"))
-        prefix = name.partition("/")[0]  # of `hf/...`, whose kind is the modality's
-        known = (name, prefix, f"{prefix}-{dataset.modalities.get(modality)}")
-        parameters = {x for word in known if word in ENCODERS for x in ENCODERS[word].parameters}
+        entry = entry_of(str(encoder.get("name")), dataset.modalities.get(modality))
+        parameters = {} if entry is None else entry.parameters
         # The width of input vectors follows from the data, whichever encoder reads them.
         if "in_dim" in parameters and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])

@@ -44,11 +44,8 @@ class Tasks(nn.Module):
         self.widths = [max(1, task.target.width) for task in tasks]  # no target: an idle logit
         self.columns = [task.target.columns for task in tasks]
         first = tasks[0]
-        self.leading, self.higher, self.shown = (
-            first.leading,
-            first.higher,
-            (*first.columns().items(),),
-        )
+        self.leading, self.higher = first.leading, first.higher
+        self.shown = tuple(first.columns().items())
         if len(tasks) > 1:
             self.leading, self.higher = "loss", False
             self.shown = tuple(

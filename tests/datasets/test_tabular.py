@@ -307,7 +307,7 @@ def test_cells_with_categories_unseen_in_training_are_counted(
         source, columns = [{"tabular": row} for row in frame.to_dict("records")], {}
     data = create_dataset(source, **columns)
     zips = Categories("Zip", ("01001", "01002"))
-    assert strange_cells(data, "tabular", {"Zip": zips.is_strange}) == says
+    assert [*strange_cells(data, "tabular", {"Zip": zips.is_strange}).values()] == says
 
 
 @pytest.mark.parametrize("cell", ["1e300", "-4e38", "179769313486231570000" + "0" * 280])

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.encoders.tabular import TabularEncoder, TabularProcessor
+from fusionzoo.encoders.tabular import TabularProcessor
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction, check_finite
@@ -265,9 +265,9 @@ class Service:
         """Return an answer, with the cells of its sample's `values` that training saw none like."""
         strange = [
             f"{name}: training saw nothing like {column} {values[name][column]!r:.60}"
-            for name, encoder in self.model.named_encoders()
-            if values and name in values and isinstance(encoder.reader, TabularEncoder)
-            for column in TabularProcessor(encoder.reader.columns).strange(values[name])
+            for name, processor in self.collate.processors.items()
+            if values and name in values and isinstance(processor, TabularProcessor)
+            for column in processor.strange(values[name])
         ]
         warnings = {"warnings": strange} if strange else {}
         return _json({**value, **warnings, "model": self.digest})

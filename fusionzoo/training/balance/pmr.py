@@ -28,8 +28,8 @@ class PMR(Balance):
     means are those of the features in the epoch's training steps, so no additional pass over the
     data is needed, and there is no loss in the first epoch. Differs from the paper: rho_m compares
     with the mean of the others, for any number of modalities; no entropy penalty on the faster
-    modality, as in the authors' code. The weight is the paper's; in their code
-    the slower of two modalities gets alpha, however far it lags.
+    modality, as in the authors' code. The weight is the paper's; in their code the slower of two
+    modalities gets alpha, however far it lags.
 
     Missing: such rows are left out of scores, losses and prototypes.
     Pitfall: distances grow with the width; for wide, unnormalised features the softmax saturates.
