@@ -75,7 +75,7 @@ DEFAULT_ENCODERS: dict[str, dict[str, Any]] = {  # by kind of modality
     "audio": {"name": "mel/resnet18"},
     "vector": {"name": "vector/mlp"},
     "sequence": {"name": "sequence/transformer"},
-    "tabular": {"name": "tabular/ft-transformer"},
+    "tabular": {"name": "tabular/tabm", "numbers": "piecewise", "bins": 48},
 }
 
 
@@ -757,5 +757,5 @@ def _fill_encoders(
         if kind in ("vector", "sequence"):
             filled[name].setdefault("in_dim", width(name))
         if kind == "tabular" and "columns" not in filled[name]:
-            filled[name]["columns"] = learn_columns(data, name)
+            filled[name]["columns"] = learn_columns(data, name, filled[name].get("bins", 0))
     return filled

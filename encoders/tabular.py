@@ -412,6 +412,120 @@ class TabularMLP(TabularEncoder):
         return Features(pooled[:, None], mask, pooled)
 
 
+def random_signs(*shape: int) -> Tensor:
+    """Return 1 or -1 with equal chances."""
+    return torch.randint(2, shape) * 2.0 - 1
+
+
+class SharedLayer(nn.Module):
+    """Linear layers of k members that share a matrix: (B, k, D_in) -> (B, k, D_out).
+
+    Member i computes s_i * (W (r_i * x)) + b_i: BatchEnsemble (Wen et al. 2020, arXiv:2002.06715).
+    The factors r start as 1, or as random signs with `signs`; the factors s start as 1.
+    """
+
+    def __init__(self, members: int, width_in: int, width_out: int, *, signs: bool = False) -> None:
+        super().__init__()
+        limit = width_in**-0.5
+        self.weight = nn.Parameter(torch.empty(width_in, width_out).uniform_(-limit, limit))
+        self.bias = nn.Parameter(torch.empty(members, width_out).uniform_(-limit, limit))
+        first = random_signs(members, width_in) if signs else torch.ones(members, width_in)
+        self.scale_in = nn.Parameter(first)
+        self.scale_out = nn.Parameter(torch.ones(members, width_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale_in) @ self.weight * self.scale_out + self.bias
+
+
+@ENCODERS.register("tabular/tabm", family="tabular")
+class TabM(TabularEncoder):
+    """Encode columns by k perceptrons that share their matrices (Gorishniy et al. 2024).
+
+    Each reads the numbers, embedded as `numbers` says, an indicator for each number that is missing
+    and an embedding of each category. From arXiv:2410.24210: BatchEnsemble layers, whose first
+    factors are random signs. Other than there the fusion reads the mean of the members' last hidden
+    layers, each times factors that start as random signs, so that the loss is that of the mean, not
+    the mean of the members' losses. A linear map of numbers, indicators and categories, zero at
+    first, is added to the mean.
+
+    Settings:
+        columns: name and mean, std or values of each column; data sets fill it in
+        dim: width of the layers and of the output
+        members: perceptrons, k
+        num_layers: hidden layers
+        dropout: after each hidden layer, 0 to 1
+        category_dim: width of the embedding of a category
+        numbers: how numbers are embedded: `linear`, `piecewise` (place among bins of quantiles),
+            `periodic` (sines and cosines) or `periodic_lite`, whose matrix all columns share
+        bins: most bins of a column, of `piecewise`
+        frequencies: sines of a column, and as many cosines, of the periodic ones
+        sigma: standard deviation of the first frequencies, per standard deviation of the column
+        number_dim: width of the embedding of a number, unless `linear`
+
+    Shapes: inputs["values"], ["codes"], ["known"] (B, C) -> Features of (B, 1, dim), (B, 1),
+        (B, dim)
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Sequence[Mapping[str, Any]] = (),
+        dim: int = 128,
+        members: int = 16,
+        num_layers: int = 2,
+        dropout: float = 0.1,
+        category_dim: int = 16,
+        numbers: NumberCode = "piecewise",
+        bins: int = 48,
+        frequencies: int = 48,
+        sigma: float = 0.01,
+        number_dim: int = 16,
+    ) -> None:
+        super().__init__(columns)
+        for name, count in (("dim", dim), ("members", members), ("num_layers", num_layers)):
+            if count < 1:
+                raise FusionZooError(f"{name}={count}: it must be at least 1")
+        self.dim = dim
+        self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
+        self.number_embedding = self.embed_numbers(
+            number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
+        )
+        width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
+        first_width = width + self.num_numbers + category_dim * len(self.categories)
+        self.layers = nn.ModuleList(
+            SharedLayer(members, *pair, signs=number == 0)
+            for number, pair in enumerate(pairwise([first_width, *[dim] * num_layers]))
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.factors = nn.Parameter(random_signs(members, dim))
+        self.linear = nn.Linear(2 * self.num_numbers, dim, bias=False) if self.num_numbers else None
+        self.linear_categories = CategoryEmbedding(self.categories, dim) if self.categories else None
+        with torch.no_grad():
+            self.layers[0].weight[width : width + self.num_numbers] = 0  # as of `TabularMLP`
+            for part in (self.linear, self.linear_categories):
+                for parameter in () if part is None else part.parameters():
+                    parameter.zero_()
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Features:
+        numbers, missing = self.numbers(inputs)
+        flat = [numbers, missing.to(numbers.dtype)]
+        parts = [*flat]
+        if self.number_embedding is not None:
+            parts[0] = self.number_embedding(numbers).flatten(1)
+        if self.embed is not None:
+            parts.append(self.embed(*self.codes(inputs)).flatten(1))
+        x = torch.cat(parts, dim=1)[:, None]  # (B, 1, D), which the first layer makes k of
+        for layer in self.layers:
+            x = self.dropout(layer(x).relu())
+        pooled = (x * self.factors).mean(1)
+        if self.linear is not None:
+            pooled = pooled + self.linear(torch.cat(flat, dim=1))
+        if self.linear_categories is not None:
+            pooled = pooled + self.linear_categories(*self.codes(inputs)).sum(1)
+        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
+        return Features(pooled[:, None], mask, pooled)
+
+
 class ColumnTokens(nn.Module):
     """Make a token of each column: a number times a vector, or a category's vector, plus a bias.
 

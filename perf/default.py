@@ -150,9 +150,9 @@ def _model(name: str, x: pd.DataFrame, is_number: bool, seed: int) -> Any:
 
 
 METHODS: Mapping[str, Callable[[pd.DataFrame, bool, int], float]] = {
-    "default": ours("none"),
+    "default": ours("auto"),
     "fast": ours("fast"),
-    "good": ours("good"),
+    "best": ours("best"),
     "linear": peer("linear"),
     "boosted": peer("boosted"),
     "forest": peer("forest"),

@@ -18,6 +18,7 @@ from .arrow import ArrowColumn
 from .table import Samples
 
 MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
+ROWS_PER_BIN, FEWEST_BINS = 10, 4  # narrower bins hold too few rows to learn from
 MAX_SHOWN = 20  # columns in the data summary
 TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
@@ -71,10 +72,12 @@ def learn_columns(data: Samples, modality: str, bins: int = 0) -> list[dict[str,
 
     A column is numeric if all of its cells are numbers, and else categorical. One of which most
     cells are numbers, but not all, is an error. Without training split all rows are used. With
-    `bins`, numeric columns have the edges of as many bins of quantiles, or fewer.
+    `bins`, numeric columns have the edges of as many bins of quantiles, or fewer: one for every
+    `ROWS_PER_BIN` rows.
     """
     splits = data.table["split"].to_pylist()
     rows = [row for row, split in enumerate(splits) if split == "train"] or list(range(len(splits)))
+    bins = min(bins, max(FEWEST_BINS, len(rows) // ROWS_PER_BIN))
     learned = []
     for name, column in _columns(data, modality, rows).items():
         try:

@@ -181,8 +181,10 @@ class RunConfig:
     )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
-    preset: Literal["none", "fast", "good", "best"] = option(
-        "none", "choose encoders, epochs and time by what is there: fast | good | best"
+    preset: Literal["auto", "none", "fast", "good", "best"] = option(
+        "auto",
+        "choose encoders, how long and how to train by what is there: fast | good | best; auto ="
+        " good, unless --train.epochs or --train.max_steps is set",
     )
     given: Tree = field(default_factory=dict, metadata=HIDDEN)  # beside a preset: the user's
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -51,17 +51,19 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
         if "in_dim" in parameters and "in_dim" in defaults.get(modality, {}):
             encoder.setdefault("in_dim", defaults[modality]["in_dim"])
         if "columns" in parameters and "columns" in defaults.get(modality, {}):
-            bins = _num_bins(encoder)
-            if bins and "columns" not in (settings.get(modality) or {}):
+            bins, default = _num_bins(encoder), defaults[modality]
+            if "columns" not in (settings.get(modality) or {}) and bins != default.get("bins", 0):
                 encoder["columns"] = learn_columns(dataset, modality, bins)
-            encoder.setdefault("columns", defaults[modality]["columns"])
+            encoder.setdefault("columns", default["columns"])
     return encoders
 
 
 def _num_bins(encoder: Tree) -> int:
     """Return the bins of a column that a tabular encoder codes piecewise, 0 if it does not."""
     parameters = ENCODERS[str(encoder["name"])].parameters
-    if encoder.get("numbers") != "piecewise" or "bins" not in parameters:
+    numbers = parameters.get("numbers")
+    code = encoder.get("numbers", None if numbers is None else numbers.default)
+    if code != "piecewise" or "bins" not in parameters:
         return 0
     bins = encoder.get("bins", parameters["bins"].default)
     return bins if isinstance(bins, int) else 0  # the encoder refuses other types

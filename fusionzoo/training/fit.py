@@ -296,8 +296,6 @@ def check_refit(trainer: Trainer) -> None:
     """Raise an error for settings that `--train.refit` cannot keep, before anything is trained."""
     if not trainer.cfg.train.refit:
         return
-    if trainer.cfg.train.time_limit is not None:
-        raise FusionZooError("--train.refit trains twice, and has no --train.time_limit")
     _check_without_validation(trainer, "; --train.refit trains without validation")
 
 

@@ -1,12 +1,13 @@
-"""`--preset fast|good|best`: choose encoders, epochs, trials and a time limit by what is there.
+"""`--preset auto|fast|good|best`: choose encoders, how long to train and how by what is there.
 
-What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice.
+What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice; `auto` is
+`good`, unless the user says how long to train.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from fusionzoo.devices import num_cores
 from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import at_hand
 
+HOW_LONG = {"epochs", "max_steps"}  # settings of `train` that leave `auto` nothing to choose
 SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
 FEW = 2000  # training rows that a CPU fine-tunes upper layers on in an hour or so
 BUDGET = 20.0  # s that `fast` may take to encode all rows
@@ -60,16 +62,29 @@ class Length:
     fewest: int  # epochs
     most: int
     patience: int
-    time_limit: str  # of all trials
+    time_limit: str | None  # of all trials
     trials: int = 1
+    refit: bool = False  # unless there are more than `FEW` rows
 
 
-LENGTHS: dict[Name, Length] = {
+# Where an encoder with many layers is trained.
+DEEP: dict[Name, Length] = {
     "fast": Length(steps=300, fewest=4, most=25, patience=5, time_limit="40s"),
-    "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m", trials=3),
+    "good": Length(steps=1500, fewest=10, most=60, patience=8, time_limit="20m"),
     "best": Length(steps=3000, fewest=15, most=100, patience=10, time_limit="2h", trials=5),
 }
-FINE_TUNING = replace(LENGTHS["best"], steps=400, fewest=8, most=30, patience=4)
+# Where all are frozen or read numbers: results/default.csv was measured with these.
+LIGHT: dict[Name, Length] = {
+    "fast": Length(steps=1000, fewest=5, most=50, patience=6, time_limit="40s"),
+    "good": Length(steps=3000, fewest=10, most=200, patience=16, time_limit=None, refit=True),
+    "best": Length(
+        steps=6000, fewest=15, most=300, patience=30, time_limit="2h", trials=3, refit=True
+    ),
+}
+FINE_TUNING = replace(DEEP["best"], steps=400, fewest=8, most=30, patience=4)
+LIGHT_KINDS = ("vector", "sequence", "tabular")
+# Samples of a step by training rows, where nothing large is trained.
+BATCHES = ((1_000, 32), (2_500, 64), (10_000, 128), (math.inf, 256))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +96,7 @@ class PresetInputs:
     kinds: Mapping[str, str]  # modality -> kind
     defaults: Mapping[str, str]  # modality -> name of the data set's encoder
     weights: Mapping[str, Weights]  # modality -> where they come from
+    frozen: Collection[str] = ()  # modalities whose encoder the user or the data set freezes
     cores: int = 1
     gpu: str = ""  # kind of device; empty: none
 
@@ -98,36 +114,46 @@ class PresetChoice:
     reasons: Mapping[str, str]
 
 
-def choose(name: Name, there: PresetInputs, batch_size: int = 32) -> PresetChoice:
-    """Return what a preset chooses; it follows from the arguments alone."""
+def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> PresetChoice:
+    """Return what a preset chooses; it follows from the arguments alone.
+
+    `batch_size` is that of the user, over all processes.
+    """
     encoders, reasons = _choose_encoders(name, there)
     trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
-    length = FINE_TUNING if trained else LENGTHS[name]
+    frozen = {*there.frozen, *(x for x, y in encoders.items() if y.get("freeze") == "all")}
+    is_light = all(kind in LIGHT_KINDS or x in frozen for x, kind in there.kinds.items())
+    length = FINE_TUNING if trained else (LIGHT if is_light else DEEP)[name]
+    train: Tree = {}
+    if batch_size is None:
+        batch_size = next(size for rows, size in BATCHES if there.rows <= rows or not is_light)
+        train["batch_size"] = batch_size
     steps = max(1, math.ceil(there.rows / batch_size))
-    train: Tree = {
+    train |= {
         "epochs": min(length.most, max(length.fewest, math.ceil(length.steps / steps))),
         "patience": length.patience,
         "time_limit": length.time_limit,
+        "trials": length.trials,
+        "refit": length.refit and there.rows <= FEW,
     }
-    reasons["train.epochs"] = f"{there.rows:,} training rows, {steps:,} steps each"
-    reasons["train.patience"] = "stops after so many epochs without a better validation"
-    reasons["train.time_limit"] = "then evaluates; --resume goes on"
-    if length.trials > 1:
-        train["trials"] = length.trials
-        further = f", {length.trials - 3} further seeds" if length.trials > 3 else ""
-        reasons["train.trials"] = (
-            f"learning rates x 1, 1/3 and 3{further}; the best by validation is kept"
-        )
+    if is_light:
+        train["metric"] = "loss"  # of few validation rows it tells more than their accuracy
+    reasons["train"] = f"{there.rows:,} training rows, {steps:,} steps an epoch"
     if not there.gpu and any(there.kinds[x] == "image" for x in encoders):
-        train["channels_last"] = True
-        reasons["train.channels_last"] = "a CPU convolves images faster so"
+        train["channels_last"] = True  # a CPU convolves images faster so
+    fusion: Tree = {}
+    if len(there.kinds) == 1:
+        fusion = {"fusion": {"name": "late_mean", "project": False}}
+        train["unimodal"] = False
+        reasons["fusion"] = "one modality: nothing to fuse"
     optim: Tree = {}
     if trained:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
         optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
         reasons["optim.modality_lr"] = "pretrained layers move less than the fusion"
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
-    return PresetChoice({"encoders": encoders, "train": train, "optim": optim}, reasons)
+    settings = {"encoders": encoders, "train": train, "optim": optim, **fusion}
+    return PresetChoice(settings, reasons)
 
 
 def _choose_encoders(name: Name, there: PresetInputs) -> tuple[dict[str, Tree], dict[str, str]]:
@@ -179,6 +205,11 @@ def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -
     """Find out what is there. The hub is asked only where it would be downloaded from."""
     encoders = dataset.default_encoders
     chosen = given.get("encoders") or {}
+    frozen = [
+        modality
+        for modality, encoder in merge(encoders, chosen).items()
+        if encoder.get("freeze") == "all" and "lora" not in encoder
+    ]
     return PresetInputs(
         rows=dataset.splits.get("train", 0),
         all_rows=len(dataset),
@@ -190,6 +221,7 @@ def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -
             else "yours"
             for modality, encoder in encoders.items()
         },
+        frozen=frozen,
         cores=num_cores(),
         gpu="" if world.device.type == "cpu" else world.device.type,
     )
@@ -207,17 +239,19 @@ def _weights(name: Name, encoder: Mapping[str, Any], kind: str) -> Weights:
 
 def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunConfig, list[str]]:
     """Return `cfg` with a preset's choice in place of the preset, and lines that say it."""
-    if cfg.preset == "none":
-        return cfg, []
-    there = from_main(
-        look_around(cfg.preset, dataset, cfg.given, world) if world.main else None, world
-    )
-    batch_size = cfg.train.batch_size * cfg.train.accumulate * world.size
-    chosen, lines = overlay(cfg, choose(cfg.preset, there, batch_size))
+    of_user = cfg.given.get("train") or {}
+    if cfg.preset == "none" or (cfg.preset == "auto" and of_user.keys() & HOW_LONG):
+        return replace(cfg, preset="none", given={}), []
+    name: Name = "good" if cfg.preset == "auto" else cfg.preset
+    there = from_main(look_around(name, dataset, cfg.given, world) if world.main else None, world)
+    batch_size = None
+    if world.size > 1 or of_user.keys() & {"batch_size", "accumulate"}:
+        batch_size = cfg.train.batch_size * cfg.train.accumulate * world.size
+    chosen, lines = overlay(cfg, choose(name, there, batch_size))
     without = {x: there.kinds[x] for x, weights in there.weights.items() if weights == "none"}
     if without:
         lines.append(f"  weights would be better: {at_hand.ways_to_weights(without)}")
-    return chosen, [f"preset {cfg.preset} ({there.machine}):", *lines]
+    return chosen, [f"preset {name} ({there.machine}):", *lines]
 
 
 def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]:
@@ -226,17 +260,16 @@ def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]
     settings = _fitting(choice.settings, of_user)
     tree = merge(settings, {x: of_user[x] for x in settings.keys() & of_user.keys()}, SECTIONS)
     resolved = from_tree(RunConfig, tree)
-    lines, is_given = [], []
+    lines = []
     for key, why in choice.reasons.items():
         section, _, name = key.partition(".")
-        if name not in settings[section]:
-            continue
-        value = tree[section][name]
-        is_given.append(name in (of_user.get(section) or {}))
-        if is_given[-1] or settings[section][name] != choice.settings[section][name]:
-            why = "with your settings" if isinstance(value, Mapping) else "yours"
-        lines.append(f"  {key}: {_short(value)} ({why})")
-    if all(is_given):
+        chosen, mine = settings.get(section) or {}, of_user.get(section) or {}
+        if name:
+            chosen, mine = chosen.get(name), mine.get(name)
+        if chosen:
+            value = merge(chosen, {x: y for x, y in (mine or {}).items() if name or x in chosen})
+            lines.append(f"  {key}: {_short(value)} ({'with your settings' if mine else why})")
+    if all(tree[x] == (of_user.get(x) or {}) for x in settings):
         lines = ["  nothing left to choose: flags, keywords or --config set it all"]
     changes = {x: getattr(resolved, x) for x in settings}
     return replace(cfg, **changes, preset="none", given={}), lines
@@ -246,14 +279,17 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     """Return the chosen settings without those that contradict what the user sets."""
     settings = {section: dict(chosen[section]) for section in chosen}
     optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
-    if (given.get("train") or {}).get("refit"):  # trains twice, and has no limit
-        settings["train"].pop("time_limit", None)
-    if (given.get("train") or {}).get("select") == "last":  # whatever validation says
-        for key in ("patience", "trials"):
-            settings["train"].pop(key, None)
-    joins = (given.get("train") or {}).get("seeds", 1) > 1  # several trainings are joined
-    if joins or optim.keys() & {"lr", "modality_lr"}:  # trials would scale them
-        settings["train"].pop("trials", None)
+    train = given.get("train") or {}
+    needless: set[str] = set()
+    if train.get("select") == "last":  # whatever validation says
+        needless = {"patience", "trials", "refit"}
+    if train.get("seeds", 1) > 1:  # several trainings are joined, and validated together
+        needless |= {"trials", "refit"}
+    if optim.keys() & {"lr", "modality_lr"}:  # trials would scale them
+        needless |= {"trials"}
+    if given.get("balance") or "plateau" in str(optim):  # which may follow validation
+        needless |= {"refit"}
+    settings["train"] = {x: y for x, y in settings["train"].items() if x not in needless}
     trained = {x for key in KEYED for x in optim.get(key) or {}}
     trained |= {x for x, encoder in encoders.items() if "lora" in encoder}
     for modality in trained & settings["encoders"].keys():  # its rate is set: not frozen
@@ -271,10 +307,10 @@ def _short(value: Any) -> str:
     """Show a setting on one line: an encoder by its name first."""
     if not isinstance(value, Mapping):
         return str(value)
-    rest = [f"{key} {x}" for key, x in value.items() if key in ("freeze", "size")]
     if "name" in value:
+        rest = [f"{key} {x}" for key, x in value.items() if key in ("freeze", "size")]
         return ", ".join([str(value["name"]), *rest])
-    return ", ".join(f"{key} {x}" for key, x in value.items())
+    return ", ".join(f"{key} {x}" for key, x in value.items() if x not in (None, False, 1))
 
 
 def recipe(folder: Path, choices: Sequence[str]) -> list[str]:

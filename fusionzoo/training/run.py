@@ -91,7 +91,10 @@ def train_once(
                 slow = metrics_of(trainer.module.tasks, val_answers, slow=True)
                 state.best = slow | state.best
             final = trainer
-            if cfg.train.refit:
+            left = tracker.seconds_left(cfg.train.time_limit)
+            if cfg.train.refit and from_main(left < tracker.elapsed, world):
+                tracker.say("no time for the refit: the model has learnt from train alone")
+            elif cfg.train.refit:
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
                     return Run(folder, exit_code)
