@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
@@ -100,7 +100,8 @@ class _ManifestRows:
 
     def _cell(self, name: str, position: int) -> Any:
         row, kind = int(self.dataset.rows[position]), self.dataset.modalities[name]
-        try:
+        sample = self.dataset.ids[position]
+        with located(f"{self.dataset.source}, sample {sample!r}, {name}"):
             value = self.dataset.reference(name, row)
             if value is None:
                 return None
@@ -115,11 +116,7 @@ class _ManifestRows:
                 return [{"bytes": media_bytes(kind, x), "path": None} for x in items]
             if kind in ("image", "audio"):
                 return {"bytes": media_bytes(kind, value), "path": None}
-            array = self.dataset.decode(name, value)
-        except FusionZooError as error:
-            where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
-            raise FusionZooError(f"{where}: {error}") from error
-        return array.tolist()
+            return self.dataset.decode(name, value).tolist()
 
     def _edge(self, column: str, position: int) -> float | None:
         """Return a cell of a column `<modality>_start` or `<modality>_end`."""

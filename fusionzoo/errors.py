@@ -107,6 +107,16 @@ def list_names(names: Collection[str]) -> str:
 
 
 @contextmanager
+def located(place: str | Callable[[], str]) -> Iterator[None]:
+    """Put a value's place before a user's error in the block: `my.csv, row 7: ...`."""
+    try:
+        yield
+    except FusionZooError as error:
+        where = place if isinstance(place, str) else place()
+        raise FusionZooError(f"{where}: {error}") from error
+
+
+@contextmanager
 def explained(problem: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turn another library's error in the block, of these kinds or any, into one that says what
     the problem is."""

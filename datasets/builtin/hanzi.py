@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, replacing
 
-from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..base import DATASETS
 from ..packages import Package
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
@@ -107,7 +107,6 @@ def hanzi(
     root: str | None = None,
     picture: bool = False,
     readings: str | Sequence[str] = "",
-    shared: SharedSettings = DEFAULTS,
 ) -> PairedDataset:
     """Load Chinese characters without their radical: strokes and gloss; which of 40 radicals?
 
@@ -135,8 +134,6 @@ def hanzi(
         ),
         kinds,
         source="hanzi",
-        on_error=shared.on_error,
-        max_errors=shared.max_errors,
         encoders={name: ENCODERS[name] for name in kinds},
         provenance=Provenance(
             split_rule="by a hash of the group",

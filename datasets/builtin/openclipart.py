@@ -20,7 +20,7 @@ from tqdm import tqdm
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import cache_root, replacing
 
-from ..base import DATASETS, DEFAULTS, SharedSettings
+from ..base import DATASETS
 from ..packages import Package
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
@@ -51,7 +51,7 @@ ENCODERS: dict[str, dict[str, Any]] = {k: stamps.ENCODERS[k] for k in ("image", 
 
 
 @DATASETS.register("openclipart", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
-def openclipart(*, root: str | None = None, shared: SharedSettings = DEFAULTS) -> PairedDataset:
+def openclipart(*, root: str | None = None) -> PairedDataset:
     """Load drawings of the Open Clip Art Library: image, title and description; which folder?
 
     Real data. The class is the top folder (animals, food, ...). The text is what the draughtsman
@@ -65,8 +65,6 @@ def openclipart(*, root: str | None = None, shared: SharedSettings = DEFAULTS) -
         pq.read_table(find(root), page_checksum_verification=True),
         {"image": "image", "text": "text"},
         source="openclipart",
-        on_error=shared.on_error,
-        max_errors=shared.max_errors,
         encoders=ENCODERS,
         provenance=Provenance(
             split_rule="by a hash of the group",
@@ -174,10 +172,8 @@ def join_text(title: str, description: str) -> str:
 
 def render(svg: str, key: str) -> bytes:
     """Render a drawing as a PNG; the files are pinned, so it happens in this process."""
-    try:
+    with explained("an extra renders it, pip install 'fusionzoo[openclipart]'", ImportError):
         import resvg_py
-    except ImportError as error:
-        raise FusionZooError("an extra renders it: pip install 'fusionzoo[openclipart]'") from error
     with explained(f"{key}.svg cannot be rendered", ValueError):
         # 96 dots per inch, as in CSS, for sizes in mm or inches.
         return bytes(resvg_py.svg_to_bytes(svg_string=svg, width=PIXELS, height=PIXELS, dpi=96))

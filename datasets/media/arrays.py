@@ -161,10 +161,8 @@ def _choose(key: str, names: list[str], path: Path) -> str:
 
 def hdf5() -> Any:
     """Return the package h5py, or say how to install it."""
-    try:
+    with explained("HDF5 needs h5py, pip install 'fusionzoo[hdf5]'", ImportError):
         import h5py
-    except ImportError as error:
-        raise FusionZooError("HDF5 needs h5py: pip install 'fusionzoo[hdf5]'") from error
     return h5py
 
 

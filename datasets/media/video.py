@@ -205,10 +205,8 @@ def _is_cover(stream: Any) -> bool:
 def _open(source: Any) -> Iterator[Any]:
     """Open a video as the container that its first bytes tell; errors name the file."""
     name, source = name_of(source), _source(source)
-    try:
+    with explained(f"{name} needs PyAV, pip install 'fusionzoo[video]'", ImportError):
         import av
-    except ImportError as error:
-        raise FusionZooError(f"{name} needs PyAV: pip install 'fusionzoo[video]'") from error
     if isinstance(source, bytes):
         check_budget("video file", len(source), name)
         head = source[:16]

@@ -329,11 +329,9 @@ def _check_labels(name: str, done: Completed) -> None:
     num_rows = counts.total()
     is_class = done.target_kinds.get(name) == "classification"
     if is_class and num_rows >= MANY and len(counts) > num_rows / 2:
-        raise FusionZooError(
-            f"{done.source}: the target {name!r} has {len(counts):,} different values in"
-            f" {num_rows:,} rows, too many for classes: name another column, or say what it holds,"
-            f" --targets.{name} regression"
-        )
+        problem = f"{done.source}: the target {name!r} has {len(counts):,} different values"
+        advice = f"too many for classes: --targets.{name} regression"
+        raise FusionZooError(f"{problem} in {num_rows:,} rows, {advice}")
 
 
 def missing_words(settings: Mapping[str, Any], loaded: Loaded | None) -> list[str]:

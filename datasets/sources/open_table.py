@@ -70,13 +70,9 @@ def gather(
     loaded: Loaded, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
     """Return a table in which every modality has one column."""
-    if "group" in {*columns, *kinds, *(settings.arrays or {})}:
-        raise FusionZooError(f"{loaded.source}: a group is no modality: --data.group_column")
-    for name in {*ROLES} & {*kinds}:
-        raise FusionZooError(
-            f"{loaded.source}: {name} is no modality: --data.columns.NAME {name} reads its"
-            " column as one of another name"
-        )
+    for name in {*ROLES} & {*kinds, *(settings.arrays or {})} | {"group"} & {*columns}:
+        advice = "--data.group_column" if name == "group" else f"--data.columns.NAME {name}"
+        raise FusionZooError(f"{loaded.source}: {name} is no modality: {advice} names its column")
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
     if settings.group_column is not None:
         roles["group"] = settings.group_column
@@ -134,14 +130,10 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
 
 
 def read_ids(table: Columns) -> ArrowColumn:
-    """Return the ids, which must be complete; without a column of them the rows' numbers from 0."""
+    """Return the ids; without a column of them the rows' numbers from 0."""
     if "id" not in table:
         return pa.array(table.row_ids).cast(pa.string())
-    ids = table.text("id", words_missing=False)
-    if ids.null_count and not is_collecting():
-        row = pc.index(ids.is_null(), True).as_py()
-        raise FusionZooError(f"{table.where(row)}: the id is empty")
-    return ids
+    return table.text("id", words_missing=False)
 
 
 def _tell_apart(
@@ -458,10 +450,8 @@ def _refuse_as_weight(table: Columns, roles: Collection[str]) -> None:
     place = table.position(WEIGHT)
     for role in roles:
         if role in table and table.position(role) == place:
-            raise FusionZooError(
-                f"{table.source}: column {table.name(role)!r} is the {role}, and"
-                " --data.weight_column names it as the weight: choose one"
-            )
+            problem = f"{table.source}: column {table.name(role)!r} is the {role}"
+            raise FusionZooError(f"{problem}, and the weight (--data.weight_column): choose one")
 
 
 def _read_values(
@@ -491,10 +481,8 @@ def _drop_empty(table: Columns, values: Mapping[str, ArrowColumn]) -> dict[str, 
         row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())
         key = table.text("id", words_missing=False)[row].as_py() if "id" in table else None
         sample = "" if key is None else f", sample {key!r}"
-        raise FusionZooError(
-            f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} of"
-            f" {len(has_any):,} rows: --data.drop_empty true leaves them out"
-        )
+        where = f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} rows"
+        raise FusionZooError(f"{where}: --data.drop_empty true leaves them out")
     if not has_any.any():
         raise FusionZooError(f"{table.source}: every modality is empty in all rows")
     table.keep(has_any)

@@ -22,7 +22,7 @@ from fusionzoo.config.flags import Tree, papers
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.console import command_line, print_table
-from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
+from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors, located
 from fusionzoo.files import write_json
 from fusionzoo.scripts.train import train
 
@@ -251,10 +251,8 @@ def read_paper(name: str) -> tuple[str, Paper]:
         raise FusionZooError(f"{path}: {key}: {reason[0].lower()}{reason[1:]}") from None
     if not paper.files:
         raise FusionZooError(f"{path}: files: name at least one data file")
-    try:
+    with located(f"{path}: run"):
         run_settings(paper, Path())
-    except FusionZooError as error:
-        raise FusionZooError(f"{path}: run: {error}") from error
     return path.stem, paper
 
 

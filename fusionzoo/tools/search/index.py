@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.files import replacing_folder, write_json
 
 from .vectors import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
@@ -138,10 +138,8 @@ def build_index(file: VectorFile, column: str, say: Any = print) -> Index:
 
 def import_faiss() -> Any:
     """Import FAISS, which the extra `search` installs."""
-    try:
+    with explained("an index needs FAISS, pip install 'fusionzoo[search]'", ImportError):
         import faiss
-    except ImportError:
-        raise FusionZooError("an index needs FAISS: pip install 'fusionzoo[search]'") from None
     return faiss
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file, scaled
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, located, one_line
 
 BLOCK = 1 << 15  # rows in memory that are compared at a time; torch starts threads for more
 READ = 1 << 14  # rows read at a time
@@ -184,10 +184,8 @@ class VectorFile:
             decoded = [self._decode(batch, part) for part in parts]
             total = torch.stack([unit(vectors) for vectors, _ in decoded]).sum(0)
             return total, (total != 0).any(1)
-        try:
+        with located(f"{self.path}: {name!r}"):
             matrix = matrix_of(batch.column(name), self.dims[name])
-        except FusionZooError as error:
-            raise FusionZooError(f"{self.path}: {name!r}: {error}") from None
         if f"{name}_scale" in batch.schema.names:
             matrix = scaled(matrix, batch.column(f"{name}_scale"))
         matrix = matrix.astype(np.float32, copy=not matrix.flags.writeable)
