@@ -49,12 +49,13 @@ def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
     is_cut = dataset.frames is not None and any(
         holds_paths(dataset.modalities[name], column_type) for name, column_type in types.items()
     )
+    scheme = dataset.scheme
     return {
         "name": "manifest",
         "root": str(path),
         **({} if suffix == ".parquet" else {"na": ()}),  # a cell `NA` is the text NA
         **_modality_settings(dataset.modalities),
-        **_target_settings(dataset),
+        **({} if scheme is None else {"targets": {target.name: target.kind for target in scheme}}),
         **({} if dataset.weight_column is None else {"weight_column": dataset.weight_column}),
         **({"frames": dataset.frames} if is_cut else {}),
         **({"allow_outside": True} if writer.outside else {}),
@@ -71,12 +72,6 @@ def _modality_settings(modalities: Mapping[str, str]) -> dict[str, Any]:
     if list(modalities) != usual:
         settings["columns"] = {name: name for name in modalities}
     return settings
-
-
-def _target_settings(dataset: Samples) -> dict[str, Any]:
-    if dataset.scheme is None:
-        return {}
-    return {"targets": {target.name: target.kind for target in dataset.scheme}}
 
 
 class _ManifestRows:

@@ -111,7 +111,8 @@ def _open(path: Path, key: str, modified: int, size: int, process: int) -> Any:
 def _open_member(path: Path, key: str) -> np.ndarray:
     """Map a member into memory, or decompress it."""
     with zipfile.ZipFile(path) as archive:
-        member = _member(archive, path, key)
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        member = members[_choose(key, list(members), path)]
         with archive.open(member) as file:
             name = f"{path}::{member.filename.removesuffix('.npy')}"
             shape, fortran_order, dtype = check_npy(file, member.file_size, name)
@@ -136,11 +137,6 @@ def _open_member(path: Path, key: str) -> np.ndarray:
     if not size:
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
-
-
-def _member(archive: zipfile.ZipFile, path: Path, key: str) -> zipfile.ZipInfo:
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    return members[_choose(key, list(members), path)]
 
 
 def _choose(key: str, names: list[str], path: Path) -> str:

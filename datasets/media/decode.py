@@ -272,7 +272,8 @@ def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
     if not isinstance(source, str | Path | bytes):
         return _load(_open(source, "the image"), "the image", image_range)
     path, data = _read(source, "image file")
-    data = render(data, path) if _is_svg(path, data) else data
+    is_drawing = path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
+    data = render(data, path) if is_drawing else data
     if not data.startswith(b"\xff\xd8\xff"):
         with _pillow_warnings_named(path):
             return _load(_open(data, path), path, image_range)
@@ -410,10 +411,6 @@ def _turned(image: Tensor, orientation: Any) -> Tensor:
         return image
     is_transposed, flipped = TURNS[orientation]
     return (image.mT if is_transposed else image).flip(flipped)
-
-
-def _is_svg(path: str, data: bytes) -> bool:
-    return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
 def _to_rgb(image: Any, path: str, image_range: Range | None) -> Tensor:

@@ -187,18 +187,15 @@ def _seconds(container: Any, stream: Any, name: str) -> float:
 
 def _stream(container: Any, kind: str, name: str) -> Any:
     """Return the first stream of frames or of audio; it is decoded in a single thread."""
-    streams = [x for x in getattr(container.streams, kind) if not _is_cover(x)]
+    from av.stream import Disposition
+
+    streams = getattr(container.streams, kind)
+    streams = [x for x in streams if not x.disposition & Disposition.attached_pic]  # covers
     if not streams:
         lacking = "no frames" if kind == "video" else "no audio"
         raise FusionZooError(f"{name} has {lacking}: leave its cell empty")
     streams[0].codec_context.thread_count = 1  # loaders have processes of their own
     return streams[0]
-
-
-def _is_cover(stream: Any) -> bool:
-    import av
-
-    return bool(stream.disposition & av.stream.Disposition.attached_pic)
 
 
 @contextmanager

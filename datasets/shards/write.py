@@ -562,7 +562,8 @@ def _blocks(stream: Any) -> Iterator[pa.Table]:
     size = rows = 0
     for table in stream.with_format("arrow").iter(batch_size=BATCH):
         for start in range(0, len(table), 10):
-            part = _plain(embed(table.slice(start, 10)))
+            part = embed(table.slice(start, 10))
+            part = pa.table([*map(plain_column, part.columns)], names=part.column_names)
             if parts and (size + part.nbytes > BLOCK_BYTES or rows + len(part) > MAX_ROWS):
                 yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
                 parts, size, rows = [], 0, 0
@@ -570,9 +571,3 @@ def _blocks(stream: Any) -> Iterator[pa.Table]:
             size, rows = size + part.nbytes, rows + len(part)
     if parts:
         yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Return a table whose extension types are the plain types that they are stored in."""
-    columns = [plain_column(column) for column in table.columns]
-    return pa.table(columns, names=table.column_names)

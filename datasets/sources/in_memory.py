@@ -190,7 +190,7 @@ def read_objects(settings: TableSettings) -> Loaded:
     kind = f"the {type(data).__name__}"
     if is_hugging_face(data):
         return _read_hugging_face(settings)
-    if _is_pandas(data):
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         return _read_frame(data, kind)
     if hasattr(data, "__arrow_c_stream__"):
         return Loaded(table=_arrow_table(data), source=kind)
@@ -334,10 +334,6 @@ def _kind(name: str, cells: Any) -> dict[str, str]:
         is_pair = len(first) == 2 and isinstance(first[1], int) and not isinstance(first[0], str)
         return {name: "audio"} if is_pair and hasattr(first[0], "__len__") else {}
     return {name: "image"} if hasattr(first, "getbands") else {}
-
-
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
 
 
 def _holds_tables(data: Mapping[str, Any]) -> bool:

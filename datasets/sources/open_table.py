@@ -148,12 +148,6 @@ def _tell_apart(
     return pa.array(different, pa.string()), changed
 
 
-def _name_of_ids(table: Columns, index: str) -> str:
-    """Return the name of the column of ids; `id` where there is none, or `index` has them."""
-    name = table.name("id").strip() if "id" in table else "id"
-    return "id" if name == index else name
-
-
 def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, str]:
     """Return the groups and their rule, or None; a column `group` that is `taken` is none."""
     if "target" in table:
@@ -290,7 +284,8 @@ def open_table(
     )
     known = Columns(replace(loaded, table=gathered.table), gathered.roles, settings)
     known.missing.update(gathered.missing)
-    provenance = replace(provenance, id_column=_name_of_ids(known, index))
+    id_column = known.name("id").strip() if "id" in known else "id"
+    provenance = replace(provenance, id_column="id" if id_column == index else id_column)
     unusable = f"{loaded.source}: a column is of a type that cannot be used"
     with explained(unusable, pa.ArrowException, UnicodeDecodeError):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)

@@ -74,11 +74,8 @@ def _reads(
 
 def is_workbook(path: Path) -> bool:
     """Whether a file's name says that it is a workbook of sheets."""
-    return table_suffix(path) in _workbooks()
-
-
-def _workbooks() -> list[str]:
-    return [suffix for suffix, reader in READERS.items() if reader.sheet_names is not None]
+    reader = READERS.get(table_suffix(path))
+    return reader is not None and reader.sheet_names is not None
 
 
 def sheet_names(path: Path) -> list[str]:

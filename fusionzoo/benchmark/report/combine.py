@@ -76,7 +76,10 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
         "table.tex": _rank_table(header, rows, metrics, words),
     }
     with plots.pdf_files(pdf) as pdfs:
-        contents["index.html"] = _page(figures, header, rows, common, ranking)
+        svg = plots.critical_difference(common, ranking)
+        shown = {"figures": figures, "header": header, "rows": rows, "svg": svg}
+        page = template("combined.html", PACKAGE).render(**shown, version=__version__)
+        contents["index.html"] = str(page)
     write_files(out, {**contents, **pdfs})
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
@@ -147,15 +150,3 @@ def _rank_table(
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def _page(
-    figures: dict[str, Any],
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    names: Sequence[str],
-    ranking: Ranking,
-) -> str:
-    svg = plots.critical_difference(names, ranking)
-    page = template("combined.html", PACKAGE)
-    return str(page.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__))
