@@ -147,11 +147,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
     """
 
     def __init__(
-        self,
-        sampler: PairedSampler,
-        batch_size: int,
-        *,
-        lengths: Tensor | None = None,
+        self, sampler: PairedSampler, batch_size: int, *, lengths: Tensor | None = None
     ) -> None:
         check_number("batch_size", batch_size, 1)
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths

@@ -74,6 +74,13 @@ def warn_of_file(name: str, fault: str) -> None:
     _log.warning("%s: %s%s", name, fault, last)
 
 
+def first_problem(error: Any) -> str:
+    """Return the key that a `ValidationError` of pydantic names first, and what is wrong there."""
+    first = error.errors()[0]
+    reason = first["msg"]
+    return f"{'.'.join(map(str, first['loc']))}: {reason[:1].lower()}{reason[1:]}"
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known word, or nothing.
 

@@ -16,7 +16,7 @@ from annotated_types import Ge, Len
 
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, did_you_mean, one_line
+from .errors import FusionZooError, did_you_mean, first_problem, one_line
 from .files import strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
@@ -109,11 +109,7 @@ def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
     try:
         return TypeAdapter(FolderConfig).validate_json(json.dumps(config), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise FusionZooError(
-            f"{path}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
+        raise FusionZooError(f"{path}: {first_problem(error)}") from None
 
 
 def _from_format_1(fusion: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import cache_root, replacing
 
 from ..base import DATASETS
-from ..packages import Package
+from ..packages import Package, find_table
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
 from ..tables.splits import join_groups, split_by_hash
@@ -62,7 +62,7 @@ def openclipart(*, root: str | None = None) -> PairedDataset:
         root: folder of the data, instead of the cache that `fusionzoo data fetch openclipart` fills
     """
     return PairedDataset(
-        pq.read_table(find(root), page_checksum_verification=True),
+        pq.read_table(find_table("openclipart", TABLE, root), page_checksum_verification=True),
         {"image": "image", "text": "text"},
         source="openclipart",
         encoders=ENCODERS,
@@ -71,14 +71,6 @@ def openclipart(*, root: str | None = None) -> PairedDataset:
             group_rule="first word of the name within a class, title by a creator, equal content",
         ),
     )
-
-
-def find(root: str | None) -> Path:
-    """Return the table, or say how to get it."""
-    folder = Path(root).expanduser() if root else cache_root() / "openclipart"
-    if not (folder / TABLE).is_file():
-        raise FusionZooError(f"no {TABLE} in {folder}: `fusionzoo data fetch openclipart`")
-    return folder / TABLE
 
 
 def fetch(folder: Path | None = None) -> Path:

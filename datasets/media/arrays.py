@@ -298,13 +298,7 @@ class ArrayRows:
     of padded ones are real; without them, row i is value i.
     """
 
-    def __init__(
-        self,
-        array: ArrayItem,
-        *,
-        offsets: Any = None,
-        lengths: Any = None,
-    ) -> None:
+    def __init__(self, array: ArrayItem, *, offsets: Any = None, lengths: Any = None) -> None:
         self.array, self.offsets, self.lengths = array, offsets, lengths
 
     def __getitem__(self, row: int) -> ArrayItem:

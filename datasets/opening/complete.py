@@ -18,15 +18,7 @@ from fusionzoo.structures import KINDS
 
 from ..media.arrays import DIMENSIONS, find_item
 from ..sources.array_files import is_view_folder
-from ..sources.cell_kinds import (
-    CATEGORY,
-    DATE,
-    NONE,
-    NUMBER,
-    TIMED,
-    convert_cells,
-    is_cell_kind,
-)
+from ..sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, TIMED, convert_cells, is_cell_kind
 from ..sources.columns import read_declared
 from ..sources.infer import (
     ARRAY,

@@ -10,12 +10,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, explained
 
-from ..tables.parquet import (
-    files_by_split,
-    is_parquet_folder,
-    is_saved_folder,
-    read_saved_folder,
-)
+from ..tables.parquet import files_by_split, is_parquet_folder, is_saved_folder, read_saved_folder
 from ..tables.provenance import Loaded, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import open_parquet_files, open_tar_files

@@ -293,10 +293,7 @@ def open_table(
     outside = {name: kind for name, kind in modalities.items() if name not in memory}
     must_exist = shared.on_error == "raise"
     expanded = expand_patterns(
-        replace(loaded, table=rows, provenance=provenance),
-        outside,
-        settings,
-        must_match=must_exist,
+        replace(loaded, table=rows, provenance=provenance), outside, settings, must_match=must_exist
     )
     dataset = PairedDataset(
         expanded.table,

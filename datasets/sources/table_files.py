@@ -57,9 +57,7 @@ class TableReader(NamedTuple):
 
 
 def _reads(
-    *suffixes: str,
-    sheet_names: Callable[[Path], list[str]] | None = None,
-    has_nulls: bool = False,
+    *suffixes: str, sheet_names: Callable[[Path], list[str]] | None = None, has_nulls: bool = False
 ) -> Callable[[Read], Read]:
     """Read the files with these endings by the decorated function."""
 

@@ -318,9 +318,7 @@ def _read_delimited(file: DelimitedFile, block: int) -> pa.Table:
 
     parse = pv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
     options = pv.ReadOptions(
-        block_size=block,
-        skip_rows=file.skipped,
-        autogenerate_column_names=not file.has_header,
+        block_size=block, skip_rows=file.skipped, autogenerate_column_names=not file.has_header
     )
     with file.open_utf8() as stream:
         header = pv.open_csv(stream, read_options=options, parse_options=parse).schema.names

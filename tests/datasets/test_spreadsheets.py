@@ -72,8 +72,7 @@ def check_rows(data: PairedDataset) -> None:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize(
-    "encoding",
-    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"],
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"]
 )
 @pytest.mark.parametrize("compressed", [False, True])
 def test_delimiter_and_encoding_are_found(

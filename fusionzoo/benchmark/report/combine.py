@@ -39,9 +39,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]
     if len(common) < 3:
-        raise FusionZooError(
-            f"ranks need three candidates or more that all reports have; there are {common}"
-        )
+        raise FusionZooError(f"ranks need three candidates that all reports have, not {common}")
     scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
     ranking = rank(scores)
     if len(reports) < FEWEST:
@@ -78,8 +76,8 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     with plots.pdf_files(pdf) as pdfs:
         svg = plots.critical_difference(common, ranking)
         shown = {"figures": figures, "header": header, "rows": rows, "svg": svg}
-        page = template("combined.html", PACKAGE).render(**shown, version=__version__)
-        contents["index.html"] = str(page)
+        page = template("combined.html", PACKAGE)
+        contents["index.html"] = str(page.render(**shown, version=__version__))
     write_files(out, {**contents, **pdfs})
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")

@@ -138,9 +138,6 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
         timeout=cfg.timeout,
     )
     batching = Batching(
-        rows=cfg.batch_size,
-        wait=cfg.wait_ms / 1000,
-        waiting=cfg.waiting,
-        threads=cfg.decoders,
+        rows=cfg.batch_size, wait=cfg.wait_ms / 1000, waiting=cfg.waiting, threads=cfg.decoders
     )
     return create_app(Service(model, searcher, limits, batching), token)
