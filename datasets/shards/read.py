@@ -52,15 +52,6 @@ def open_url(url: str) -> Loaded:
     raise FusionZooError(f"{storage} has no shards: `fusionzoo data convert` writes them")
 
 
-def open_folder(path: Path) -> Loaded:
-    """Open a folder for which `is_shard_folder` is true."""
-    storage = Storage(path)
-    index = read_index(storage)
-    if index is not None:
-        return open_index(storage, index)
-    return open_tar_files(storage, storage.names(".tar"))
-
-
 def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     """Open shards by their index; only that is read."""
     if storage.folder is not None:
@@ -102,7 +93,10 @@ def open_shards(root: Any) -> Loaded | None:
         return open_url(root)
     path = Path(root).expanduser()
     if is_shard_folder(path):
-        return open_folder(path)
+        storage = Storage(path)
+        index = read_index(storage)
+        tars = storage.names(".tar")
+        return open_tar_files(storage, tars) if index is None else open_index(storage, index)
     if is_saved_folder(path):
         return read_saved_folder(path)
     if not is_parquet_folder(path):

@@ -285,12 +285,11 @@ def test_a_table_of_many_columns_is_read_in_seconds(tmp_path: Path) -> None:
         create_dataset(tmp_path / "genes.csv")
 
 
-@pytest.mark.parametrize("before", ["", '"two, of\nmy, words"'])
-def test_rows_lost_after_cells_of_several_lines_are_named(before: str, tmp_path: Path) -> None:
-    cells = {1: {"text": before}, 12: {"text": '"De'}, 15: {"text": '4" x'}}
+def test_rows_lost_after_cells_of_several_lines_are_named(tmp_path: Path) -> None:
+    before = {"text": '"two, of\nmy, words"'}
+    cells = {1: before, 12: {"text": '"De'}, 15: {"text": '4" x'}}
     (tmp_path / "m.csv").write_text(stray(cells, unique=True))
-    row = 14 + before.count("\n")
-    with pytest.raises(FusionZooError, match=f"m.csv, row {row}, column 'text': .* rows {row} to"):
+    with pytest.raises(FusionZooError, match=r"m.csv, row 15, column 'text': .* rows 15 to"):
         create_dataset(tmp_path / "m.csv")
 
 
