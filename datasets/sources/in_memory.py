@@ -195,7 +195,11 @@ def read_objects(settings: TableSettings) -> Loaded:
     if hasattr(data, "__arrow_c_stream__"):
         return Loaded(table=_arrow_table(data), source=kind)
     if isinstance(data, Mapping):
-        return _read_splits(data) if _holds_tables(data) else read_columns(data, "the columns")
+        if not _holds_tables(data):
+            return read_columns(data, "the columns")
+        parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in data.items()}
+        table = join_splits(parts, "the tables of the splits")
+        return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
     if isinstance(data, list | tuple):
         return read_rows(data, fields, "the list")
     is_stream = isinstance(data, IterableDataset)
@@ -292,13 +296,6 @@ def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
             " `fusionzoo.convert` it to a folder"
         )
     return read
-
-
-def _read_splits(tables: Mapping[str, Any]) -> Loaded:
-    """Read a mapping of splits to tables."""
-    parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in tables.items()}
-    table = join_splits(parts, "the tables of the splits")
-    return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
 
 
 def _read_frame(frame: Any, source: str) -> Loaded:

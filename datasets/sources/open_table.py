@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -289,15 +289,18 @@ def open_table(
     unusable = f"{loaded.source}: a column is of a type that cannot be used"
     with explained(unusable, pa.ArrowException, UnicodeDecodeError):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
-    rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})
+    values = {**embedded, **loaded.memory}  # of which the rows have numbers
+    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in modalities])
+    memory = {x: values[y] for x in modalities if (y := known.name(x)) in values}
     outside = {name: kind for name, kind in modalities.items() if name not in memory}
     must_exist = shared.on_error == "raise"
     expanded = expand_patterns(
         replace(loaded, table=rows, provenance=provenance), outside, settings, must_match=must_exist
     )
+    order = [*(() if columns else loaded.order), *modalities]  # that of the source goes first
     dataset = PairedDataset(
         expanded.table,
-        _in_stored_order(modalities, loaded, columns),
+        {name: modalities[name] for name in sorted(modalities, key=order.index)},
         memory={**memory, **gathered.memory},
         root=loaded.root,
         source=loaded.source,
@@ -322,20 +325,6 @@ def _with_labels_of_objects(loaded: Loaded, names: Collection[str]) -> Loaded:
         cells = read_label_objects(loaded.source, name, memory.pop(name))
         table = table.set_column(table.column_names.index(name), name, cells)
     return replace(loaded, table=table, memory=memory)
-
-
-def _without_numbers(
-    rows: pa.Table, table: Columns, names: Collection[str], values: Mapping[str, Any]
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Drop row numbers of values that no modality has; return the others by modality, too."""
-    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
-    return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
-
-
-def _in_stored_order(names: Mapping[str, str], loaded: Loaded, columns: Roles) -> dict[str, str]:
-    """Return the modalities in the order that the source stores, unless the user names columns."""
-    order = [*(() if columns else loaded.order), *names]
-    return {name: names[name] for name in sorted(names, key=order.index)}
 
 
 def _label_columns(table: Columns) -> list[str]:
