@@ -34,11 +34,6 @@ def collate_items(processor: Any, rows: Sequence[list[Item]], blank: Item) -> In
     return {**stacked, ITEM_COUNTS: torch.tensor(counts)}
 
 
-def _stack_weights(weights: Sequence[float | None]) -> torch.Tensor | None:
-    """Return how much each row counts, float32 (B,); None where one does not say."""
-    return None if None in weights else torch.tensor(weights, dtype=torch.float32)
-
-
 class Collate:
     """Prepare each modality with its encoder's processor and align the rows, in loader workers.
 
@@ -70,6 +65,7 @@ class Collate:
     def join(self, pairs: Sequence[tuple[Sample, Mapping[str, list[Item]]]]) -> Batch:
         """Pad and align samples that `prepare` has prepared."""
         rows = [sample for sample, _ in pairs]
+        weights = [row.weight for row in rows]
         inputs = self._collate_inputs([items for _, items in pairs])
         present = [[row.values.get(name) is not None for name in self.processors] for row in rows]
         return Batch(
@@ -77,7 +73,7 @@ class Collate:
             inputs,
             torch.tensor(present, dtype=torch.bool).reshape(len(rows), len(self.processors)),
             self._stack_targets([row.target for row in rows]),
-            weight=_stack_weights([row.weight for row in rows]),
+            weight=None if None in weights else torch.tensor(weights, dtype=torch.float32),
         )
 
     def _collate_inputs(self, rows: Sequence[Mapping[str, list[Item]]]) -> dict[str, Inputs]:

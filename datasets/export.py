@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 from fusionzoo.files import replacing
 from fusionzoo.structures import KINDS
 
@@ -49,12 +49,13 @@ def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
     is_cut = dataset.frames is not None and any(
         holds_paths(dataset.modalities[name], column_type) for name, column_type in types.items()
     )
+    scheme = dataset.scheme
     return {
         "name": "manifest",
         "root": str(path),
         **({} if suffix == ".parquet" else {"na": ()}),  # a cell `NA` is the text NA
         **_modality_settings(dataset.modalities),
-        **_target_settings(dataset),
+        **({} if scheme is None else {"targets": {target.name: target.kind for target in scheme}}),
         **({} if dataset.weight_column is None else {"weight_column": dataset.weight_column}),
         **({"frames": dataset.frames} if is_cut else {}),
         **({"allow_outside": True} if writer.outside else {}),
@@ -71,12 +72,6 @@ def _modality_settings(modalities: Mapping[str, str]) -> dict[str, Any]:
     if list(modalities) != usual:
         settings["columns"] = {name: name for name in modalities}
     return settings
-
-
-def _target_settings(dataset: Samples) -> dict[str, Any]:
-    if dataset.scheme is None:
-        return {}
-    return {"targets": {target.name: target.kind for target in dataset.scheme}}
 
 
 class _ManifestRows:
@@ -100,7 +95,8 @@ class _ManifestRows:
 
     def _cell(self, name: str, position: int) -> Any:
         row, kind = int(self.dataset.rows[position]), self.dataset.modalities[name]
-        try:
+        sample = self.dataset.ids[position]
+        with located(f"{self.dataset.source}, sample {sample!r}, {name}"):
             value = self.dataset.reference(name, row)
             if value is None:
                 return None
@@ -115,11 +111,7 @@ class _ManifestRows:
                 return [{"bytes": media_bytes(kind, x), "path": None} for x in items]
             if kind in ("image", "audio"):
                 return {"bytes": media_bytes(kind, value), "path": None}
-            array = self.dataset.decode(name, value)
-        except FusionZooError as error:
-            where = f"{self.dataset.source}, sample {self.dataset.ids[position]!r}, {name}"
-            raise FusionZooError(f"{where}: {error}") from error
-        return array.tolist()
+            return self.dataset.decode(name, value).tolist()
 
     def _edge(self, column: str, position: int) -> float | None:
         """Return a cell of a column `<modality>_start` or `<modality>_end`."""

@@ -255,57 +255,6 @@ def _collect_splits(
     return pa.array(splits, pa.string()), SplitRule(rule, shares)
 
 
-class JoinedTable(NamedTuple):
-    """What a data set needs to read samples from several sources."""
-
-    table: pa.Table
-    kinds: dict[str, str]  # by modality
-    values: dict[str, Any]  # modality -> undecoded values, read through the source they come from
-    origins: dict[str, tuple[str, str]]  # modality -> its source, and its name there
-    targets: dict[str, str] | None
-    provenance: Provenance
-
-
-def join_tables(
-    sources: Sources,
-    how: How = "inner",
-    on: str | Mapping[str, str] = "id",
-    names: Names | None = None,
-    labels: Iterable[str] = (),
-    drop_empty: bool = False,
-) -> JoinedTable:
-    """Pair `sources`, which agree on `labels`, see `PairedDataset.join`; `names` are new names."""
-    if not sources:
-        raise FusionZooError("there are no sources to join")
-    columns = key_columns(sources, on)
-    joined = match_rows(sources, columns, how)
-    names = names or modality_names(sources)
-    origins = {x: (name, names[name][x]) for name in sources for x in names[name]}
-    num_rows = len(joined.ids)
-    joined = _without_empty(sources, joined, origins, drop_empty)
-    table = _shared_columns(sources, joined, columns, [*origins, *labels])
-    readers = {name: [*_label_names(source), *labels] for name, source in sources.items()}
-    for label in dict.fromkeys(label for names in readers.values() for label in names):
-        having = {name: source for name, source in sources.items() if label in readers[name]}
-        table[label] = pa.array(_agreed(label, having, joined), pa.string())
-    kinds, values = {}, {}
-    for modality, (name, original) in origins.items():
-        source = sources[name]
-        table[modality] = pa.array(_positions(source, original, joined.rows[name]), pa.int64())
-        kinds[modality] = source.modalities[original]
-        values[modality] = SourceValues(source, original)
-    targets = _target_kinds(sources)
-    table["split"], rule = join_splits(sources, joined, table, targets)
-    return JoinedTable(
-        pa.table({**{role: table[role] for role in ROLES if role in table}, **table}),
-        kinds=kinds,
-        values=values,
-        origins=origins,
-        targets=targets,
-        provenance=_provenance(sources, origins, rule, joined, columns, num_rows - len(joined.ids)),
-    )
-
-
 def _positions(source: Samples, modality: str, rows: Sequence[int | None]) -> list[int | None]:
     """Return `rows`, None where the source's row lacks the modality."""
     present = source.present[:, list(source.modalities).index(modality)].tolist()
@@ -313,10 +262,7 @@ def _positions(source: Samples, modality: str, rows: Sequence[int | None]) -> li
 
 
 def _without_empty(
-    sources: Sources,
-    joined: JoinedRows,
-    origins: Mapping[str, tuple[str, str]],
-    drop_empty: bool,
+    sources: Sources, joined: JoinedRows, origins: Mapping[str, tuple[str, str]], drop_empty: bool
 ) -> JoinedRows:
     """Drop the samples that lack every modality, or raise if the user does not allow that."""
     has_any = np.zeros(len(joined.ids), dtype=bool)
@@ -338,10 +284,7 @@ def _without_empty(
 
 
 def _shared_columns(
-    sources: Sources,
-    joined: JoinedRows,
-    keys: Mapping[str, str],
-    reserved: Iterable[str],
+    sources: Sources, joined: JoinedRows, keys: Mapping[str, str], reserved: Iterable[str]
 ) -> dict[str, Any]:
     """Return id, target and group, on which the sources must agree, and their other columns."""
     columns: dict[str, Any] = {"id": pa.array(joined.ids, pa.string())}
@@ -478,7 +421,12 @@ def join_arguments(
     labels: Iterable[str] = (),
     drop_empty: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of the `PairedDataset` that joins other ones."""
+    """Return the arguments of the `PairedDataset` that pairs `sources`, which agree on `labels`.
+
+    See `PairedDataset.join`; `names` are new names of modalities.
+    """
+    if not sources:
+        raise FusionZooError("there are no sources to join")
     for source in sources.values():
         check_unedited(source, "joined")
     policies = {name: source.on_error for name, source in sources.items()}
@@ -486,25 +434,51 @@ def join_arguments(
         raise FusionZooError(f"sources to join need the same on_error, found {policies}")
     weight = _weight_column(sources)
     labels = [*labels, *(() if weight is None else (weight,))]
-    joined = join_tables(sources, how, on, names, labels, drop_empty)
+    columns = key_columns(sources, on)
+    joined = match_rows(sources, columns, how)
+    names = names or modality_names(sources)
+    origins = {x: (name, names[name][x]) for name in sources for x in names[name]}
+    num_rows = len(joined.ids)
+    joined = _without_empty(sources, joined, origins, drop_empty)
+    table = _joined_columns(sources, joined, columns, origins, labels)
+    targets = _target_kinds(sources)
+    table["split"], rule = join_splits(sources, joined, table, targets)
     encoders = {name: source.default_encoders for name, source in sources.items()}
+    ranges = {x: range_of(sources[name].image_range, y) for x, (name, y) in origins.items()}
     return {
-        "table": joined.table,
-        "modalities": joined.kinds,
-        "memory": joined.values,
+        "table": pa.table({**{role: table[role] for role in ROLES if role in table}, **table}),
+        "modalities": {x: sources[name].modalities[y] for x, (name, y) in origins.items()},
+        "memory": {x: SourceValues(sources[name], y) for x, (name, y) in origins.items()},
         "source": " + ".join(source.source for source in sources.values()),
         "on_error": next(iter(policies.values())),
         "max_errors": min(source.max_errors for source in sources.values()),
-        "image_range": {
-            x: chosen
-            for x, (name, original) in joined.origins.items()
-            if (chosen := range_of(sources[name].image_range, original)) is not None
-        },
-        "encoders": {x: encoders[name][original] for x, (name, original) in joined.origins.items()},
-        "targets": joined.targets,
-        "provenance": joined.provenance,
+        "image_range": {x: chosen for x, chosen in ranges.items() if chosen is not None},
+        "encoders": {x: encoders[name][y] for x, (name, y) in origins.items()},
+        "targets": targets,
+        "provenance": _provenance(
+            sources, origins, rule, joined, columns, num_rows - len(joined.ids)
+        ),
         "weight_column": weight,
     }
+
+
+def _joined_columns(
+    sources: Sources,
+    joined: JoinedRows,
+    keys: Mapping[str, str],
+    origins: Mapping[str, tuple[str, str]],
+    labels: Sequence[str],
+) -> dict[str, Any]:
+    """Return the shared columns, the labels, and the positions of values in their sources."""
+    table = _shared_columns(sources, joined, keys, [*origins, *labels])
+    readers = {name: [*_label_names(source), *labels] for name, source in sources.items()}
+    for label in dict.fromkeys(label for names in readers.values() for label in names):
+        having = {name: source for name, source in sources.items() if label in readers[name]}
+        table[label] = pa.array(_agreed(label, having, joined), pa.string())
+    for modality, (name, original) in origins.items():
+        rows = _positions(sources[name], original, joined.rows[name])
+        table[modality] = pa.array(rows, pa.int64())
+    return table
 
 
 def _weight_column(sources: Sources) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,14 @@ class Package:
     def _check(self, folder: Path, advice: str) -> None:
         if self.sha256 and (digest := digest_of(folder)) != self.sha256:
             raise FusionZooError(f"{self}: its sha256 is {digest}, not {self.sha256}: {advice}")
+
+
+def find_table(name: str, table: str, root: str | None) -> Path:
+    """Return the table that a data set's `fetch` built below `root`, or say how to get it."""
+    path = (Path(root).expanduser() if root else cache_root() / name) / table
+    if not path.is_file():
+        raise FusionZooError(f"no {path}: `fusionzoo data fetch {name}` builds it")
+    return path
 
 
 def digest_of(folder: Path) -> str:

@@ -543,10 +543,7 @@ class PairedDataset(Dataset[Sample | None]):
 
     @classmethod
     def join(
-        cls,
-        sources: Mapping[str, Self],
-        how: How = "inner",
-        on: str | Mapping[str, str] = "id",
+        cls, sources: Mapping[str, Self], how: How = "inner", on: str | Mapping[str, str] = "id"
     ) -> Self:
         """Pair separate sources by id: `join({"image": photos, "audio": clips}, how="outer")`.
 

@@ -147,11 +147,7 @@ class PairedBatchSampler(Sampler[list[Key]]):
     """
 
     def __init__(
-        self,
-        sampler: PairedSampler,
-        batch_size: int,
-        *,
-        lengths: Tensor | None = None,
+        self, sampler: PairedSampler, batch_size: int, *, lengths: Tensor | None = None
     ) -> None:
         check_number("batch_size", batch_size, 1)
         self.sampler, self.batch_size, self.lengths = sampler, batch_size, lengths
@@ -216,12 +212,8 @@ def group_values(dataset: PairedDataset, by: str) -> Tensor:
     """
     if by == "length":
         return dataset.lengths()
-    if by == "aspect_ratio":
-        return _aspect_ratios(dataset)
-    return _column_values(dataset, by)
-
-
-def _aspect_ratios(dataset: PairedDataset) -> Tensor:
+    if by != "aspect_ratio":
+        return _column_values(dataset, by)
     images = [name for name, kind in dataset.modalities.items() if kind == "image"]
     if not images:
         raise FusionZooError(f"{dataset.source} has no images: --train.group_by length")
@@ -233,9 +225,7 @@ def _aspect_ratio(value: Any) -> float:
     """Return width / height, of a file by its header; of several images the first; of videos 1."""
     if isinstance(value, list):
         return _aspect_ratio(value[0]) if value else 1.0
-    if is_video(value):
-        return 1.0
-    if value is None:
+    if value is None or is_video(value):
         return 1.0
     if isinstance(value, Path | bytes):
         from PIL import Image, UnidentifiedImageError

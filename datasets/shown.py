@@ -22,7 +22,8 @@ MAX_TEXT = 60  # characters of a value
 def as_text(dataset: Samples) -> str:
     """Return what `repr` shows of a data set."""
     present = dataset.present.sum(0).tolist()
-    names = [_modality(name, kind) for name, kind in dataset.modalities.items()]
+    kinds = dataset.modalities.items()
+    names = [name if name == kind else f"{name} ({kind})" for name, kind in kinds]
     have = ", ".join(f"{name} {count:,}" for name, count in zip(names, present, strict=True))
     splits = ", ".join(f"{name} {count:,}" for name, count in _splits(dataset).items())
     lines = [
@@ -59,10 +60,6 @@ def as_html(dataset: Samples) -> str:
 def _splits(dataset: Samples) -> dict[str, int]:
     counts = dataset.splits
     return {name: counts[name] for name in [*(x for x in SPLITS if x in counts), *counts]}
-
-
-def _modality(name: str, kind: str) -> str:
-    return name if name == kind else f"{name} ({kind})"
 
 
 def _targets(dataset: Samples) -> str:

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 from unicodedata import normalize
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 
 Cell = float | str | None  # None: empty
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -47,11 +47,9 @@ def read_cells(value: Any) -> dict[str, Cell] | None:
             " {'age': 31, 'colour': None}"
         )
     cells = {}
-    for name, cell in value.items():
-        try:
+    with located(lambda: f"column {name!r}"):
+        for name, cell in value.items():
             cells[str(name)] = read_cell(cell)
-        except FusionZooError as error:
-            raise FusionZooError(f"column {name!r}: {error}") from error
     return None if all(cell is None for cell in cells.values()) else cells
 
 

@@ -290,7 +290,8 @@ def _info(parsed: argparse.Namespace) -> None:
 
     known = facts(parsed.plugins)
     exact = [card for card in known.encoders if card.name == parsed.name]
-    encoders = exact or [card for card in known.encoders if _is_family(card.name, parsed.name)]
+    family = f"{parsed.name.partition('/')[0]}/*"  # of `timm/resnet18` and of `timm`
+    encoders = exact or [card for card in known.encoders if card.name == family]
     strategies = {card.name: card for card in known.strategies}
     fusions = {card.name: card for card in known.fusions}
     if encoders and parsed.layers:
@@ -322,11 +323,6 @@ def _info(parsed: argparse.Namespace) -> None:
             f"unknown fusion, training strategy or encoder {parsed.name!r}."
             f"{did_you_mean(parsed.name, names)} `fusionzoo zoo` lists all {len(names)}."
         )
-
-
-def _is_family(pattern: str, name: str) -> bool:
-    """Whether `timm/resnet18` or `timm` is of the encoders `timm/*`."""
-    return pattern == f"{name.partition('/')[0]}/*"
 
 
 def _show_encoder(one: EncoderCard, name: str) -> None:

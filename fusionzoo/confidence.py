@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import FusionZooError, check_known, one_line
+from .errors import FusionZooError, check_known, first_problem, one_line
 from .files import write_json
 from .structures import Labels, Prediction
 from .targets import AnyOf, OneOf, Target, decode
@@ -170,9 +170,7 @@ class Calibration:
             stored = TypeAdapter(cls).validate_json(path.read_text(encoding="utf-8"), strict=True)
             stored._check(targets)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise FusionZooError(f"{path}: {key}: {first['msg']}") from None
+            raise FusionZooError(f"{path}: {first_problem(error)}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
         return stored

@@ -74,6 +74,13 @@ def warn_of_file(name: str, fault: str) -> None:
     _log.warning("%s: %s%s", name, fault, last)
 
 
+def first_problem(error: Any) -> str:
+    """Return the key that a `ValidationError` of pydantic names first, and what is wrong there."""
+    first = error.errors()[0]
+    reason = first["msg"]
+    return f"{'.'.join(map(str, first['loc']))}: {reason[:1].lower()}{reason[1:]}"
+
+
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known word, or nothing.
 
@@ -104,6 +111,16 @@ def list_names(names: Collection[str]) -> str:
     """
     shown = ", ".join(name[:100] for name in [*names][:MAX_NAMES])
     return shown + (f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else "")
+
+
+@contextmanager
+def located(place: str | Callable[[], str]) -> Iterator[None]:
+    """Put a value's place before a user's error in the block: `my.csv, row 7: ...`."""
+    try:
+        yield
+    except FusionZooError as error:
+        where = place if isinstance(place, str) else place()
+        raise FusionZooError(f"{where}: {error}") from error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.hub import download, is_repository
 from fusionzoo.model import FusionModel, Raw, build_heads, create_model
 from fusionzoo.model_card import edited_readme
@@ -55,11 +55,8 @@ def bounded_allocation(weights: Path) -> Iterator[None]:
     """
     from safetensors import safe_open
 
-    try:
-        with safe_open(str(weights), "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    except Exception as error:
-        raise FusionZooError(f"{weights} cannot be read: {one_line(error)}") from None
+    with explained(f"{weights} cannot be read"), safe_open(str(weights), "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     budget = _Budget(4 * sum(math.prod(shape) for shape in shapes) + SPARE)
     too_large = (
         f"{weights.parent / 'config.json'}: the settings ask for far larger tensors than"
@@ -194,10 +191,8 @@ def load(
     weights = folder / "model.safetensors"
     with bounded_allocation(weights), imports_forbidden():
         model = _build(folder, config, targets, encoders or {})
-    try:
+    with explained(str(weights)):
         load_model(model, str(weights), strict=True)
-    except Exception as error:
-        raise FusionZooError(f"{weights}: {one_line(error)}") from error
     _check_finite(model, weights)
     calibration = Calibration.load(folder, model.answer_targets)
     model.complete(trained_on=TrainedOn.load(folder), calibration=calibration)

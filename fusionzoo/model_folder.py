@@ -16,7 +16,7 @@ from annotated_types import Ge, Len
 
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, did_you_mean, one_line
+from .errors import FusionZooError, did_you_mean, explained, first_problem, one_line
 from .files import strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
@@ -67,12 +67,10 @@ class FolderConfig:
 def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
     """Read and check config.json; return it and what the model answers, if not one class."""
     path = folder / "config.json"
-    try:
+    with explained(f"{path} cannot be read as JSON", OSError, ValueError, RecursionError):
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,}")
         config = strict_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise FusionZooError(f"{path} must hold a JSON object, found {type(config).__name__}")
     number = config.get("format")
@@ -109,11 +107,7 @@ def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
     try:
         return TypeAdapter(FolderConfig).validate_json(json.dumps(config), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise FusionZooError(
-            f"{path}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
+        raise FusionZooError(f"{path}: {first_problem(error)}") from None
 
 
 def _from_format_1(fusion: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +309,8 @@ def listed_files(folder: Path) -> list[str]:
 
 def _read(path: Path) -> dict[str, str]:
     """Read the digests; each name must lead to a file below the folder."""
-    try:
+    damages = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+    with explained(f"{path} cannot be read", *damages):
         contents: Any = json.loads(path.read_text(encoding="utf-8"))
         files = contents["files"]
         if contents["algorithm"] != ALGORITHM:
@@ -323,8 +318,6 @@ def _read(path: Path) -> dict[str, str]:
         if not all(isinstance(digest, str) and _is_below(name) for name, digest in files.items()):
             raise ValueError("it must map the names of files in the folder to digests")
         return dict(files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
 
 
 def _is_below(name: str) -> bool:

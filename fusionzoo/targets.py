@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .cells import category_of
-from .errors import FusionZooError, check_known
+from .errors import FusionZooError, check_known, first_problem
 from .plugins import definition_of
 from .structures import Labels, predictions
 
@@ -376,9 +376,7 @@ def from_spec(spec: Mapping[str, Any]) -> Target:
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise FusionZooError(f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        raise FusionZooError(first_problem(error)) from None
 
 
 def named_sets(classes: Sequence[str], inside: Tensor) -> list[str]:

@@ -49,11 +49,7 @@ ENCODERS = {
 
 
 @DATASETS.register("digits", family="built-in")
-def digits(
-    *,
-    seed: int = 0,
-    samples: int = 1797,
-) -> PairedDataset:
+def digits(*, seed: int = 0, samples: int = 1797) -> PairedDataset:
     """Load 1,797 handwritten digits with number words and DTMF tones, each degraded.
 
     Image: scikit-learn's 8 x 8 pixels enlarged to 32 x 32, with noise, and in 40 % of them one half

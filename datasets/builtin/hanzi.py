@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, replacing
 
-from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..packages import Package
+from ..base import DATASETS
+from ..packages import Package, find_table
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
 from ..tables.splits import join_groups, split_by_hash
@@ -103,11 +103,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 @DATASETS.register("hanzi", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
 def hanzi(
-    *,
-    root: str | None = None,
-    picture: bool = False,
-    readings: str | Sequence[str] = "",
-    shared: SharedSettings = DEFAULTS,
+    *, root: str | None = None, picture: bool = False, readings: str | Sequence[str] = ""
 ) -> PairedDataset:
     """Load Chinese characters without their radical: strokes and gloss; which of 40 radicals?
 
@@ -129,28 +125,18 @@ def hanzi(
     kinds |= dict.fromkeys(languages, "text")
     return PairedDataset(
         pq.read_table(
-            find(root),
+            find_table("hanzi", TABLE, root),
             columns=["id", "split", "group", "target", *kinds],
             page_checksum_verification=True,
         ),
         kinds,
         source="hanzi",
-        on_error=shared.on_error,
-        max_errors=shared.max_errors,
         encoders={name: ENCODERS[name] for name in kinds},
         provenance=Provenance(
             split_rule="by a hash of the group",
             group_rule="variants of a character, equal glosses or strokes",
         ),
     )
-
-
-def find(root: str | None) -> Path:
-    """Return the table, or say how to get it."""
-    folder = Path(root).expanduser() if root else cache_root() / "hanzi"
-    if not (folder / TABLE).is_file():
-        raise FusionZooError(f"no {TABLE} in {folder}: `fusionzoo data fetch hanzi` builds it")
-    return folder / TABLE
 
 
 def fetch(folder: Path | None = None) -> Path:

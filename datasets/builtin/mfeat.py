@@ -33,11 +33,7 @@ VIEWS = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47, "mor": 6}
 
 @DATASETS.register("mfeat", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
 def mfeat(
-    *,
-    root: str | None = None,
-    split_seed: int = 0,
-    test: float = 0.2,
-    val: float = 0.1,
+    *, root: str | None = None, split_seed: int = 0, test: float = 0.2, val: float = 0.1
 ) -> PairedDataset:
     """Load 2,000 handwritten numerals of UCI as six feature vectors: real data.
 

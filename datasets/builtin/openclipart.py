@@ -20,8 +20,8 @@ from tqdm import tqdm
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import cache_root, replacing
 
-from ..base import DATASETS, DEFAULTS, SharedSettings
-from ..packages import Package
+from ..base import DATASETS
+from ..packages import Package, find_table
 from ..paired import PairedDataset
 from ..tables.provenance import Provenance
 from ..tables.splits import join_groups, split_by_hash
@@ -51,7 +51,7 @@ ENCODERS: dict[str, dict[str, Any]] = {k: stamps.ENCODERS[k] for k in ("image", 
 
 
 @DATASETS.register("openclipart", family="built-in", fetch=lambda root: fetch(root))  # noqa: PLW0108
-def openclipart(*, root: str | None = None, shared: SharedSettings = DEFAULTS) -> PairedDataset:
+def openclipart(*, root: str | None = None) -> PairedDataset:
     """Load drawings of the Open Clip Art Library: image, title and description; which folder?
 
     Real data. The class is the top folder (animals, food, ...). The text is what the draughtsman
@@ -62,25 +62,15 @@ def openclipart(*, root: str | None = None, shared: SharedSettings = DEFAULTS) -
         root: folder of the data, instead of the cache that `fusionzoo data fetch openclipart` fills
     """
     return PairedDataset(
-        pq.read_table(find(root), page_checksum_verification=True),
+        pq.read_table(find_table("openclipart", TABLE, root), page_checksum_verification=True),
         {"image": "image", "text": "text"},
         source="openclipart",
-        on_error=shared.on_error,
-        max_errors=shared.max_errors,
         encoders=ENCODERS,
         provenance=Provenance(
             split_rule="by a hash of the group",
             group_rule="first word of the name within a class, title by a creator, equal content",
         ),
     )
-
-
-def find(root: str | None) -> Path:
-    """Return the table, or say how to get it."""
-    folder = Path(root).expanduser() if root else cache_root() / "openclipart"
-    if not (folder / TABLE).is_file():
-        raise FusionZooError(f"no {TABLE} in {folder}: `fusionzoo data fetch openclipart`")
-    return folder / TABLE
 
 
 def fetch(folder: Path | None = None) -> Path:
@@ -174,10 +164,8 @@ def join_text(title: str, description: str) -> str:
 
 def render(svg: str, key: str) -> bytes:
     """Render a drawing as a PNG; the files are pinned, so it happens in this process."""
-    try:
+    with explained("an extra renders it, pip install 'fusionzoo[openclipart]'", ImportError):
         import resvg_py
-    except ImportError as error:
-        raise FusionZooError("an extra renders it: pip install 'fusionzoo[openclipart]'") from error
     with explained(f"{key}.svg cannot be rendered", ValueError):
         # 96 dots per inch, as in CSS, for sizes in mm or inches.
         return bytes(resvg_py.svg_to_bytes(svg_string=svg, width=PIXELS, height=PIXELS, dpi=96))

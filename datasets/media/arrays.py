@@ -111,7 +111,8 @@ def _open(path: Path, key: str, modified: int, size: int, process: int) -> Any:
 def _open_member(path: Path, key: str) -> np.ndarray:
     """Map a member into memory, or decompress it."""
     with zipfile.ZipFile(path) as archive:
-        member = _member(archive, path, key)
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        member = members[_choose(key, list(members), path)]
         with archive.open(member) as file:
             name = f"{path}::{member.filename.removesuffix('.npy')}"
             shape, fortran_order, dtype = check_npy(file, member.file_size, name)
@@ -138,11 +139,6 @@ def _open_member(path: Path, key: str) -> np.ndarray:
     return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
 
 
-def _member(archive: zipfile.ZipFile, path: Path, key: str) -> zipfile.ZipInfo:
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    return members[_choose(key, list(members), path)]
-
-
 def _choose(key: str, names: list[str], path: Path) -> str:
     """Return the name of an array in a file: `key`, or the only one."""
     if key in names:
@@ -161,10 +157,8 @@ def _choose(key: str, names: list[str], path: Path) -> str:
 
 def hdf5() -> Any:
     """Return the package h5py, or say how to install it."""
-    try:
+    with explained("HDF5 needs h5py, pip install 'fusionzoo[hdf5]'", ImportError):
         import h5py
-    except ImportError as error:
-        raise FusionZooError("HDF5 needs h5py: pip install 'fusionzoo[hdf5]'") from error
     return h5py
 
 
@@ -304,13 +298,7 @@ class ArrayRows:
     of padded ones are real; without them, row i is value i.
     """
 
-    def __init__(
-        self,
-        array: ArrayItem,
-        *,
-        offsets: Any = None,
-        lengths: Any = None,
-    ) -> None:
+    def __init__(self, array: ArrayItem, *, offsets: Any = None, lengths: Any = None) -> None:
         self.array, self.offsets, self.lengths = array, offsets, lengths
 
     def __getitem__(self, row: int) -> ArrayItem:

@@ -88,10 +88,8 @@ def check_expansion(name: str, size: int, needed: int) -> None:
     """Raise an error for a table that takes far more memory than its file of `size` bytes."""
     limit = max(BUDGETS["table"].limit, EXPANSION * size)
     if needed > limit:
-        raise FusionZooError(
-            f"{name} has {size:,} bytes and would take {needed:,} or more in memory; at"
-            f" most {limit:,}: {BUDGETS['table'].advice}"
-        )
+        problem = f"{name} has {size:,} bytes and would take {needed:,} or more in memory"
+        raise FusionZooError(f"{problem}; at most {limit:,}: {BUDGETS['table'].advice}")
 
 
 def file_size(path: str | Path, budget: str) -> int:

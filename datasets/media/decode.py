@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fusionzoo.cells import composed, read_cells
-from fusionzoo.errors import FusionZooError, explained, one_line, warn_of_file
+from fusionzoo.errors import FusionZooError, explained, located, one_line, warn_of_file
 from fusionzoo.targets import decimal_hint
 
 from .arrays import HDF5, ZIP, ArrayItem, find_item
@@ -208,9 +208,7 @@ def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
     except (OverflowError, ValueError, TypeError) as error:
         number = re.search(r"to float: '(.*)'", str(error))  # text in a list
         hint = decimal_hint(number[1]) if number else ""
-        raise FusionZooError(
-            f"{name} cannot be read as an array: {one_line(error)}{hint}"
-        ) from error
+        raise FusionZooError(f"{name} is no array of numbers: {one_line(error)}{hint}") from error
     if array.ndim != ndim:
         raise FusionZooError(f"{name} has shape {array.shape}; expected {ndim} dimensions")
     if not np.isfinite(array).all():
@@ -253,12 +251,10 @@ def _decode_item(kind: str, part: Segment) -> Any:
         return decode_array(array, 1 if kind == "vector" else 2, str(item))
     if kind == "audio" and item.rate is None:
         raise FusionZooError(f"{item}: samples have no rate: --data.sample_rate 16000 (Hz)")
-    try:
+    with located(str(item)):
         if kind == "audio":
             return decode_audio(replace(part, source=(array, item.rate)))
         return decode_image(array)
-    except FusionZooError as error:
-        raise FusionZooError(f"{item}: {error}") from error
 
 
 def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
@@ -276,7 +272,8 @@ def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
     if not isinstance(source, str | Path | bytes):
         return _load(_open(source, "the image"), "the image", image_range)
     path, data = _read(source, "image file")
-    data = render(data, path) if _is_svg(path, data) else data
+    is_drawing = path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
+    data = render(data, path) if is_drawing else data
     if not data.startswith(b"\xff\xd8\xff"):
         with _pillow_warnings_named(path):
             return _load(_open(data, path), path, image_range)
@@ -414,10 +411,6 @@ def _turned(image: Tensor, orientation: Any) -> Tensor:
         return image
     is_transposed, flipped = TURNS[orientation]
     return (image.mT if is_transposed else image).flip(flipped)
-
-
-def _is_svg(path: str, data: bytes) -> bool:
-    return path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
 
 
 def _to_rgb(image: Any, path: str, image_range: Range | None) -> Tensor:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePath
 
-READ = {
-    "image": "PNG, JPEG, WEBP, GIF, BMP, TIFF and SVG",
-    "audio": "WAV, FLAC, OGG and MP3",
-}
+READ = {"image": "PNG, JPEG, WEBP, GIF, BMP, TIFF and SVG", "audio": "WAV, FLAC, OGG and MP3"}
 TARGETS = {"image": ".png", "audio": ".flac"}
 BRANDS = {  # of ISO media files: bytes 4 to 12
     **dict.fromkeys((b"ftypheic", b"ftypheix", b"ftypmif1", b"ftyphevc"), "HEIC"),

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 
 from .budgets import check_budget
 
@@ -30,8 +30,6 @@ def each_item(values: Sequence[Any], read: Callable[[Any], T]) -> Iterator[T]:
     """Read the items of a list in turn; an error names the item."""
     check_budget("items", len(values), "the list")
     for number, value in enumerate(values, start=1):
-        try:
+        with located(f"item {number} of {len(values)}"):
             item = read(value)
-        except FusionZooError as error:
-            raise FusionZooError(f"item {number} of {len(values)}: {error}") from error
         yield item

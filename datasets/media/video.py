@@ -187,7 +187,10 @@ def _seconds(container: Any, stream: Any, name: str) -> float:
 
 def _stream(container: Any, kind: str, name: str) -> Any:
     """Return the first stream of frames or of audio; it is decoded in a single thread."""
-    streams = [x for x in getattr(container.streams, kind) if not _is_cover(x)]
+    from av.stream import Disposition
+
+    streams = getattr(container.streams, kind)
+    streams = [x for x in streams if not x.disposition & Disposition.attached_pic]  # covers
     if not streams:
         lacking = "no frames" if kind == "video" else "no audio"
         raise FusionZooError(f"{name} has {lacking}: leave its cell empty")
@@ -195,20 +198,12 @@ def _stream(container: Any, kind: str, name: str) -> Any:
     return streams[0]
 
 
-def _is_cover(stream: Any) -> bool:
-    import av
-
-    return bool(stream.disposition & av.stream.Disposition.attached_pic)
-
-
 @contextmanager
 def _open(source: Any) -> Iterator[Any]:
     """Open a video as the container that its first bytes tell; errors name the file."""
     name, source = name_of(source), _source(source)
-    try:
+    with explained(f"{name} needs PyAV, pip install 'fusionzoo[video]'", ImportError):
         import av
-    except ImportError as error:
-        raise FusionZooError(f"{name} needs PyAV: pip install 'fusionzoo[video]'") from error
     if isinstance(source, bytes):
         check_budget("video file", len(source), name)
         head = source[:16]

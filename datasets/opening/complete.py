@@ -18,15 +18,7 @@ from fusionzoo.structures import KINDS
 
 from ..media.arrays import DIMENSIONS, find_item
 from ..sources.array_files import is_view_folder
-from ..sources.cell_kinds import (
-    CATEGORY,
-    DATE,
-    NONE,
-    NUMBER,
-    TIMED,
-    convert_cells,
-    is_cell_kind,
-)
+from ..sources.cell_kinds import CATEGORY, DATE, NONE, NUMBER, TIMED, convert_cells, is_cell_kind
 from ..sources.columns import read_declared
 from ..sources.infer import (
     ARRAY,
@@ -329,11 +321,9 @@ def _check_labels(name: str, done: Completed) -> None:
     num_rows = counts.total()
     is_class = done.target_kinds.get(name) == "classification"
     if is_class and num_rows >= MANY and len(counts) > num_rows / 2:
-        raise FusionZooError(
-            f"{done.source}: the target {name!r} has {len(counts):,} different values in"
-            f" {num_rows:,} rows, too many for classes: name another column, or say what it holds,"
-            f" --targets.{name} regression"
-        )
+        problem = f"{done.source}: the target {name!r} has {len(counts):,} different values"
+        advice = f"too many for classes: --targets.{name} regression"
+        raise FusionZooError(f"{problem} in {num_rows:,} rows, {advice}")
 
 
 def missing_words(settings: Mapping[str, Any], loaded: Loaded | None) -> list[str]:
@@ -373,7 +363,10 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
         _check_inputs(chosen, findings, done)
     warnings = list(_warnings(findings, table, done.target_kinds))
     by_name = {finding.name: finding for finding in findings}
-    rows = [*_target_rows(done)]
+    rows = [
+        (name, "target", f"{TARGET_WORDS.get(kind, kind)}, {_count(table[name])}")
+        for name, kind in done.target_kinds.items()
+    ]
     for name in table.column_names:
         if name in by_name:
             rows.append(_row(by_name[name]))
@@ -496,7 +489,8 @@ def _explicit(
             columns[modality] = name
             if modality != kind:
                 kinds[modality] = kind
-    ids = [x.name for x in findings if x.kind == ID and _is_complete(table[x.name])]
+    ids = [x.name for x in findings if x.kind == ID and table[x.name].null_count == 0]
+    ids = [name for name in ids if len(table[name].unique()) == len(table)]
     if ids and "id" not in columns and not any(fold(x) == "id" for x in table.column_names):
         columns["id"] = ids[0]
     declared = read_declared(table, done.source)
@@ -511,10 +505,6 @@ def _explicit(
     if missing:
         chosen["na"] = [*missing_words(settings, done.loaded), *missing]
     return chosen
-
-
-def _is_complete(column: ArrowColumn) -> bool:
-    return column.null_count == 0 and len(column.unique()) == len(column)
 
 
 def _warnings(
@@ -534,14 +524,6 @@ def _warnings(
     return notes
 
 
-def _target_rows(done: Completed) -> list[tuple[str, str, str]]:
-    table = done.table
-    return [
-        (name, "target", f"{TARGET_WORDS.get(kind, kind)}, {_count(table[name])}")
-        for name, kind in done.target_kinds.items()
-    ]
-
-
 def _count(column: ArrowColumn) -> str:
     """Return how many different labels a column holds, and how many are missing."""
     flat = pc.list_flatten(column) if is_list(column.type) else column
@@ -557,12 +539,9 @@ def _row_by_name(name: str, column: ArrowColumn) -> tuple[str, str, str]:
     """Return the row of a column whose name alone says what it is."""
     gaps = f", {column.null_count:,} missing" if column.null_count else ""
     first = column.drop_null().slice(0, 1).to_pylist()
-    example = f", such as {first[0]!r:.40}" if first and _is_short(first[0]) else ""
+    is_short = first and isinstance(first[0], str | int | float)
+    example = f", such as {first[0]!r:.40}" if is_short else ""
     return name, fold(name), f"by its name{example}{gaps}"
-
-
-def _is_short(cell: Any) -> bool:
-    return isinstance(cell, str | int | float)
 
 
 def _joined(settings: Mapping[str, Any], table: pa.Table) -> dict[str, Any]:

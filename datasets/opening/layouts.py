@@ -15,15 +15,7 @@ from ..paired import PairedDataset
 from ..sources.table_settings import TableSettings
 from ..tables.provenance import MAX_LISTED, Loaded, Provenance
 from ..tables.splits import SHARES, split_by_hash
-from .clip_layouts import (
-    ave,
-    crema_d,
-    kinetics_sounds,
-    label_csv,
-    meld,
-    ur_funny,
-    vggsound,
-)
+from .clip_layouts import ave, crema_d, kinetics_sounds, label_csv, meld, ur_funny, vggsound
 from .layout_files import LayoutTable, Row
 from .manifest import manifest
 from .picture_layouts import av_mnist, flickr8k, food101, hateful_memes, mm_imdb, n24news
@@ -118,12 +110,7 @@ def open_layout(
     if held_out:
         reading += (f"val: {held_out:,} of train, by a hash of group or id",)
     reading += (what_is_here(LAYOUTS[layout], read),)
-    loaded = Loaded(
-        table=table,
-        source=str(top),
-        root=top,
-        provenance=Provenance(reading=reading),
-    )
+    loaded = Loaded(table=table, source=str(top), root=top, provenance=Provenance(reading=reading))
     settings = TableSettings(
         root=loaded,
         kinds={name: kind for name, kind in read.kinds.items() if name in columns},

@@ -91,7 +91,8 @@ def open_parquet_files(
         memory[column] = cells
         table = table.append_column(column, row_numbers(np.concatenate(present)))
     if splits is None:
-        splits = [_split_of(name) for name in names]
+        stems = [name.removesuffix(".parquet") for name in names]
+        splits = [shard["split"] if (shard := SHARD.fullmatch(x)) else x for x in stems]
         if "split" in table.column_names:
             return Loaded(table=table, source=str(storage), root=storage.folder, memory=memory)
     if "split" in table.column_names:
@@ -105,12 +106,6 @@ def open_parquet_files(
         memory=memory,
         split_rule="the names of the files",
     )
-
-
-def _split_of(name: str) -> str:
-    stem = name.removesuffix(".parquet")
-    shard = SHARD.fullmatch(stem)
-    return shard["split"] if shard else stem
 
 
 def _is_stored(kind: pa.DataType) -> bool:
@@ -154,8 +149,8 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
         position = leaves.get(".bytes", leaves.get(None))
         data = None if position is None else group.column(position)
         count = group.num_rows
-        num_null = _nulls(data)
-        if num_null == 0:
+        statistics = data.statistics if data is not None else None
+        if statistics is not None and statistics.has_null_count and not statistics.null_count:
             has_value = np.ones(count, bool)
         else:
             values = file.read_row_group(number, columns=[column], use_threads=False).column(0)
@@ -167,13 +162,6 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
         start += count
     empty = [np.zeros(0, bool)]
     return np.concatenate([*empty, *present]), np.concatenate([*empty, *sizes]), paths
-
-
-def _nulls(chunk: Any) -> int | None:
-    statistics: Any = chunk.statistics if chunk is not None else None
-    if statistics is None or not statistics.has_null_count:
-        return None
-    return int(statistics.null_count)
 
 
 def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[int, str]]]:

@@ -10,12 +10,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, explained
 
-from ..tables.parquet import (
-    files_by_split,
-    is_parquet_folder,
-    is_saved_folder,
-    read_saved_folder,
-)
+from ..tables.parquet import files_by_split, is_parquet_folder, is_saved_folder, read_saved_folder
 from ..tables.provenance import Loaded, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import open_parquet_files, open_tar_files
@@ -55,15 +50,6 @@ def open_url(url: str) -> Loaded:
     if tars:
         return open_tar_files(storage, tars)
     raise FusionZooError(f"{storage} has no shards: `fusionzoo data convert` writes them")
-
-
-def open_folder(path: Path) -> Loaded:
-    """Open a folder for which `is_shard_folder` is true."""
-    storage = Storage(path)
-    index = read_index(storage)
-    if index is not None:
-        return open_index(storage, index)
-    return open_tar_files(storage, storage.names(".tar"))
 
 
 def open_index(storage: Storage, index: ShardIndex) -> Loaded:
@@ -107,7 +93,10 @@ def open_shards(root: Any) -> Loaded | None:
         return open_url(root)
     path = Path(root).expanduser()
     if is_shard_folder(path):
-        return open_folder(path)
+        storage = Storage(path)
+        index = read_index(storage)
+        tars = storage.names(".tar")
+        return open_tar_files(storage, tars) if index is None else open_index(storage, index)
     if is_saved_folder(path):
         return read_saved_folder(path)
     if not is_parquet_folder(path):

@@ -102,10 +102,8 @@ class Storage:
                 raise OSError(f"{len(data):,} of {stop - start:,} bytes arrived")
             return data
 
-        try:
+        with explained(f"{self.where(name)} does not exist", FileNotFoundError):
             return self._retry(name, read)
-        except FileNotFoundError as error:
-            raise FusionZooError(f"{self.where(name)} does not exist") from error
 
     def size(self, name: str) -> int:
         """Return the bytes of a file, whose version must stay what it is now."""
@@ -121,19 +119,16 @@ class Storage:
         """Raise an error if a file is no longer the version that was pinned."""
         pinned, now = self.pin(name), self._version(name)
         if now != pinned:
-            raise FusionZooError(
-                f"{self.where(name)} was replaced while it was read: its size and version were"
-                f" {_words(pinned)} and are {_words(now)}: start again, with new shards elsewhere"
-            )
+            change = f"{_words(pinned)} is now {_words(now)}"  # size and version
+            problem = f"{self.where(name)} was replaced while it was read"
+            raise FusionZooError(f"{problem}, {change}: start again, with new shards elsewhere")
 
     def _version(self, name: str) -> tuple[Any, ...]:
         if self.folder is not None:
             status = (self.folder / name).stat()
             return status.st_size, status.st_mtime_ns
-        try:
+        with explained(f"{self.where(name)} does not exist", FileNotFoundError):
             info = self._retry(name, _info)
-        except FileNotFoundError as error:
-            raise FusionZooError(f"{self.where(name)} does not exist") from error
         marks = (str(info[key]) for key in VERSIONS if info.get(key) is not None)
         return info["size"], next(marks, "")
 
@@ -161,9 +156,8 @@ class Storage:
             except Exception as error:  # every library has errors of its own
                 reason = one_line(error) or type(error).__name__
                 if attempt == TRIES - 1:
-                    raise FusionZooError(
-                        f"{self.where(name)} cannot be reached after {TRIES} attempts: {reason}"
-                    ) from error
+                    problem = f"{self.where(name)} cannot be reached after {TRIES} attempts"
+                    raise FusionZooError(f"{problem}: {reason}") from error
                 _log.warning(
                     "%s: attempt %d of %d failed, another follows: %s",
                     *(self.where(name), attempt + 1, TRIES, reason),
@@ -176,21 +170,14 @@ class Storage:
         """Return this process's file system, and the folder's path in it."""
         if self._connection is None or self._connection[0] != os.getpid():
             scheme = self.url.partition("://")[0]
-            try:
+            extra = EXTRAS.get(scheme, "remote")
+            advice = f"{scheme}: pip install 'fusionzoo[{extra}]'"
+            with explained(advice, ImportError), explained(self.url, ValueError):
                 import fsspec
 
                 # An instance that another process made must not be used in this one.
-                files, root = fsspec.core.url_to_fs(
-                    self.url,
-                    skip_instance_cache=True,
-                    use_listings_cache=False,
-                    **_timeouts(scheme),
-                )
-            except ImportError as error:
-                extra = EXTRAS.get(scheme, "remote")
-                raise FusionZooError(f"{scheme}: pip install 'fusionzoo[{extra}]'") from error
-            except ValueError as error:
-                raise FusionZooError(f"{self.url}: {one_line(error)}") from error
+                flags = {"skip_instance_cache": True, "use_listings_cache": False}
+                files, root = fsspec.core.url_to_fs(self.url, **flags, **_timeouts(scheme))
             self._connection = (os.getpid(), files, root.rstrip("/"))
         return self._connection[1], self._connection[2]
 
@@ -302,8 +289,8 @@ def read_index(storage: Storage, name: str = NAME) -> ShardIndex | None:
     data = storage.read(name)
     if data is None:
         return None
-    where = storage.where(name)
-    try:
+    damages = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+    with explained(f"{storage.where(name)} cannot be read", *damages):
         contents = json.loads(data)
         recorded = contents.pop("sha256", "")
         digest, version = _digest(contents), contents.pop("version")
@@ -315,8 +302,6 @@ def read_index(storage: Storage, name: str = NAME) -> ShardIndex | None:
         if (recorded or version > 1) and recorded != digest:
             raise ValueError("it was changed since it was written: copy it again")
         return index
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FusionZooError(f"{where} cannot be read: {one_line(error)}") from None
 
 
 def warn_of_missing_checksums(storage: Storage, index: ShardIndex) -> None:

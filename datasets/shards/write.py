@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import replacing, write_json, write_text
 from fusionzoo.progress import progress_bar
 
@@ -305,11 +305,9 @@ def write_shards(
         raise FusionZooError(f"{dataset.source} has a column {min(clash)!r}: rename it")
     conversion = _Conversion(dataset, out, settings, light)
     check_folder(out, conversion.source)
-    try:
+    with explained(f"{out} cannot be written", OSError):
         (out / PARTIAL).mkdir(parents=True, exist_ok=True)
         return conversion.run(progress)
-    except OSError as error:
-        raise FusionZooError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
 class _Conversion:
@@ -484,8 +482,7 @@ class _Conversion:
 
 def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False) -> Written:
     """Write the splits of a stream into the folder `out`; a stopped conversion goes on."""
-    if out.exists() and (not out.is_dir() or any(x.name != PARTIAL for x in out.iterdir())):
-        raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
+    check_folder(out, "stream")
     partial = out / PARTIAL
     partial.mkdir(parents=True, exist_ok=True)
     splits: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
@@ -565,7 +562,8 @@ def _blocks(stream: Any) -> Iterator[pa.Table]:
     size = rows = 0
     for table in stream.with_format("arrow").iter(batch_size=BATCH):
         for start in range(0, len(table), 10):
-            part = _plain(embed(table.slice(start, 10)))
+            part = embed(table.slice(start, 10))
+            part = pa.table([*map(plain_column, part.columns)], names=part.column_names)
             if parts and (size + part.nbytes > BLOCK_BYTES or rows + len(part) > MAX_ROWS):
                 yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
                 parts, size, rows = [], 0, 0
@@ -573,9 +571,3 @@ def _blocks(stream: Any) -> Iterator[pa.Table]:
             size, rows = size + part.nbytes, rows + len(part)
     if parts:
         yield pa.concat_tables(parts, promote_options="permissive").combine_chunks()
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Return a table whose extension types are the plain types that they are stored in."""
-    columns = [plain_column(column) for column in table.columns]
-    return pa.table(columns, names=table.column_names)

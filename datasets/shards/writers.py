@@ -199,8 +199,12 @@ class TarShard:
                     offsets[name].append(list(map(self._add, names, value)))
                     continue
                 data = value if isinstance(value, bytes) else npy_bytes(value)
-                offsets[name].append(self._add(f"{key}{_ending(name, kind, value)}", data))
-            self._add(f"{key}.json", _json({x: y for x, y in row.items() if not self._is_text(x)}))
+                is_plain = name == kind and kind in ("image", "audio")  # 7.jpg, not 7.scan.jpg
+                ending = f"{'' if is_plain else f'.{name}'}{suffix_of(kind, value)}"
+                offsets[name].append(self._add(key + ending, data))
+            fields = {x: y for x, y in row.items() if y is not None and not self._is_text(x)}
+            text = json.dumps(fields, ensure_ascii=False, default=str)
+            self._add(f"{key}.json", text.encode())
             for name in rows.column_names:
                 if self._is_text(name) and row[name] is not None:
                     ending = ".txt" if name == "text" else f".{name}.txt"
@@ -240,18 +244,6 @@ def member_sizes(values: Sequence[Any], format: str) -> list[Any]:
         else (None if value is None else member_size(value, format))
         for value in values
     ]
-
-
-def _ending(name: str, kind: str, value: Any) -> str:
-    """Return what follows a sample's key: `.jpg` for `image`, `.scan.jpg` for another name."""
-    suffix = suffix_of(kind, value)
-    is_plain = name == kind and kind in ("image", "audio")
-    return suffix if is_plain else f".{name}{suffix}"
-
-
-def _json(row: Mapping[str, Any]) -> bytes:
-    present = {name: value for name, value in row.items() if value is not None}
-    return json.dumps(present, ensure_ascii=False, default=str).encode()
 
 
 def _arrow_type(kind: str) -> pa.DataType:

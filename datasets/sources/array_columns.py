@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 
 from ..media.arrays import (
     NUMBERS,
@@ -65,17 +65,13 @@ def gather_arrays(
     gathered = ArrayColumns(loaded.table, dict(roles), dict(kinds), {}, ())
     for name, words in (settings.arrays or {}).items():
         flag = f"--data.arrays.{name}"
-        if name in ("id", "split", "target", "group"):
-            raise FusionZooError(f"{flag}: {name} is no modality")
         files = [_find(word, flag, loaded, settings) for word in word_list(words)]
         if len(files) not in (1, 2):
             raise FusionZooError(f"{flag} takes a file of arrays and, if any, one of ids")
         ids_array = files[1] if len(files) == 2 else None
         array = replace(files[0], rate=settings.sample_rate)
-        try:
+        with located(flag):
             values = _open(array, ids_array, kinds.get(name))
-        except FusionZooError as error:
-            raise FusionZooError(f"{flag}: {error}") from error
         numbers = _match_rows(Columns(loaded, roles, settings), values, flag)
         column = name
         while fold(column) in map(fold, gathered.table.column_names):

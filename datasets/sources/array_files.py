@@ -105,7 +105,7 @@ def read_array_file(path: Path) -> tuple[pa.Table, Provenance]:
     rows, or columns, as there are labels.
     """
     if path.is_dir():
-        variables = _read_folder(path)
+        variables = {file.stem: _read_csv(file) for file in sorted(path.glob("*.csv"))}
     else:
         variables = _read_npz(path) if path.suffix.lower() == ".npz" else _read_mat(path)
     file = _File(path, variables)
@@ -350,11 +350,6 @@ def _plain_labels(values: np.ndarray) -> pa.Array:
 # ---- a folder of CSV files
 
 
-def _read_folder(folder: Path) -> dict[str, Any]:
-    """Return the numbers of each .csv file of a folder by its stem; of text only that it is."""
-    return {path.stem: _read_csv(path) for path in sorted(folder.glob("*.csv"))}
-
-
 def _read_csv(path: Path) -> np.ndarray | Unread:
     """Return the numbers (N, D) of a file, with or without a header; what it is if it has text."""
     import pyarrow.csv as pv
@@ -379,16 +374,13 @@ def _read_npz(path: Path) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for name in array_names(path):
         try:
-            variables[name] = np.asarray(open_array(path, name, NUMBERS + WORDS))
+            array = np.asarray(open_array(path, name, NUMBERS + WORDS))
+            variables[name] = array.astype(str) if array.dtype.kind == "S" else array
         except FusionZooError as error:
             if "never loaded" not in str(error):
                 raise
             variables[name] = Unread("Python objects, never loaded")
-    return {x: y.astype(str) if _is_bytes(y) else y for x, y in variables.items()}
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "S"
+    return variables
 
 
 # ---- .mat

@@ -138,15 +138,12 @@ def convert_cells(
     stands for the decimal point of numbers, as it still does in what is returned.
     """
     word, _, detail = kind.partition(" ")
-    if word == NUMBER and _is_text(column):
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if word == NUMBER and is_text:
         return {name: _plain_numbers(column, detail, comma)}, False
     if word == DATE:
         return _date_columns(name, column, detail), False
     return {name: column}, word == CATEGORY
-
-
-def _is_text(column: ArrowColumn) -> bool:
-    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
 
 
 def _plain_numbers(column: ArrowColumn, unit: str, comma: bool) -> pa.Array:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fusionzoo.cells import Cell, fold, read_cells
-from fusionzoo.errors import FusionZooError, check_known, explained, one_line
+from fusionzoo.errors import FusionZooError, check_known, explained, located, one_line
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
     join_vector,
@@ -27,7 +28,7 @@ from fusionzoo.targets import (
 )
 
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import ArrowColumn, is_list
+from ..tables.arrow import ArrowColumn, first_true, is_list, read_each
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
 from ..tables.splits import one_spelling
@@ -143,50 +144,34 @@ class Columns:
         separator = self.settings.label_separator
         if pc.any(pc.match_substring_regex(column, LIST)).as_py():
             self.notes.append(f"text in {role} as lists of labels")
-            return self._joined(role, self._split(role, column.to_pylist()), vectors=True)
+            cells = read_each(column.to_pylist(), self._entries, partial(self._place, role))
+            return self._joined(role, cells, vectors=True)
         if separator == ";":
             return column
-        has_semicolon = pc.match_substring(column, ";").fill_null(False)
-        if pc.any(has_semicolon).as_py():
-            row = pc.index(has_semicolon, True).as_py()
-            raise FusionZooError(
-                f"{self.where(row)}: the labels {column[row].as_py()!r} contain ';', but"
-                f" --data.label_separator is {separator!r}: use one of them"
-            )
+        row = first_true(pc.match_substring(column, ";"))
+        if row is not None:
+            where = f"{self.where(row)}: the labels {column[row].as_py()!r}"
+            raise FusionZooError(f"{where} contain ';' (--data.label_separator {separator!r})")
         return pc.replace_substring(column, separator, ";")
 
-    def _split(self, role: str, cells: Sequence[str | None]) -> list[list[Any] | None]:
-        """Return the labels of each cell, in brackets or divided by the separator."""
-        lists: list[list[Any] | None] = []
-        for row, cell in enumerate(cells):
-            try:
-                entries = None if cell is None else read_list(cell)
-            except FusionZooError as error:
-                raise FusionZooError(
-                    f"{self.where(row)}, column {self.name(role)!r}: {error}"
-                ) from None
-            if cell is not None and entries is None:
-                entries = [*cell.split(self.settings.label_separator)]
-            lists.append(entries)
-        return lists
+    def _entries(self, cell: str) -> list[Any]:
+        """Return the labels of a cell, in brackets or divided by the separator."""
+        entries = read_list(cell)
+        return cell.split(self.settings.label_separator) if entries is None else entries
+
+    def _place(self, role: str, row: int) -> str:
+        return f"{self.where(row)}, column {self.name(role)!r}"
 
     def _joined(self, role: str, cells: Sequence[Any], *, vectors: bool = False) -> pa.Array:
         """Return lists of labels, or `vectors` of 0 and 1, as text for `targets.words`."""
-        try:
+        with located(f"{self.source}, column {self.name(role)!r}"):
             length = length_of_vectors(cells) if vectors else 0
-        except FusionZooError as error:
-            raise FusionZooError(f"{self.source}, column {self.name(role)!r}: {error}") from None
         if length:
             self.notes.append(f"vectors of 0 and 1 in {role} as labels 0 to {length - 1}")
             return pa.array([x and join_vector(x) for x in cells], pa.string())
-        joined: list[str | None] = []
-        for row, cell in enumerate(cells):
-            try:
-                joined.append(None if cell is None else join_words(label_words(cell)) or ";")
-            except FusionZooError as error:
-                raise FusionZooError(
-                    f"{self.where(row)}, column {self.name(role)!r}: {error}"
-                ) from None
+        joined = read_each(
+            cells, lambda cell: join_words(label_words(cell)) or ";", partial(self._place, role)
+        )
         return pa.array(joined, pa.string())
 
     def tabular(self, role: str) -> ArrowColumn:
@@ -400,10 +385,8 @@ def _refuse_labels(
     for name, columns in gathered.items():
         for column in columns:
             if fold(column) in roles:
-                raise FusionZooError(
-                    f"{table.source}: column {column!r} is the {roles[fold(column)]}, and"
-                    f" --data.columns.{name} names it as an input: choose one"
-                )
+                problem = f"{table.source}: column {column!r} is the {roles[fold(column)]}"
+                raise FusionZooError(f"{problem}, and in --data.columns.{name}: choose one")
 
 
 def read_row(value: Any, settings: TableSettings) -> dict[str, Cell] | None:
@@ -424,15 +407,13 @@ def _join(table: Columns, names: list[str]) -> pa.StructArray:
     if len(names) == 1 and pa.types.is_struct(columns[names[0]].type):
         values = columns[names[0]].combine_chunks()
         columns = dict(zip([x.name for x in values.type], values.flatten(), strict=True))
-    try:
-        converted: dict[str, ArrowColumn] = {}
+    converted: dict[str, ArrowColumn] = {}
+    with located(table.source):
         for name, column in columns.items():
             parts, are_categories = table.converted(name.strip(), column)
             converted |= parts
             categories |= {*parts} if are_categories else set()
         return join_cells({x.strip(): column for x, column in converted.items()}, categories)
-    except FusionZooError as error:
-        raise FusionZooError(f"{table.source}: {error}") from None
 
 
 def read_list_cells(

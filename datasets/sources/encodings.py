@@ -192,15 +192,12 @@ def _is_odd_run(run: str) -> bool:
 
 def _outside(words: Iterable[str], alphabet: str) -> frozenset[int]:
     """Return the numbers of words with letters that are neither ASCII nor in an alphabet."""
+    lower = (word.replace("İ", "i").lower() for word in words)  # "İ" else becomes two characters
     return frozenset(
         number
-        for number, word in enumerate(words)
-        if any(not x.isascii() and x.isalpha() and x not in alphabet for x in _lower(word))
+        for number, word in enumerate(lower)
+        if any(not x.isascii() and x.isalpha() and x not in alphabet for x in word)
     )
-
-
-def _lower(word: str) -> str:
-    return word.replace("İ", "i").lower()  # which else becomes two characters
 
 
 @lru_cache(1 << 12)

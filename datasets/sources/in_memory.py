@@ -190,12 +190,16 @@ def read_objects(settings: TableSettings) -> Loaded:
     kind = f"the {type(data).__name__}"
     if is_hugging_face(data):
         return _read_hugging_face(settings)
-    if _is_pandas(data):
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         return _read_frame(data, kind)
     if hasattr(data, "__arrow_c_stream__"):
         return Loaded(table=_arrow_table(data), source=kind)
     if isinstance(data, Mapping):
-        return _read_splits(data) if _holds_tables(data) else read_columns(data, "the columns")
+        if not _holds_tables(data):
+            return read_columns(data, "the columns")
+        parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in data.items()}
+        table = join_splits(parts, "the tables of the splits")
+        return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
     if isinstance(data, list | tuple):
         return read_rows(data, fields, "the list")
     is_stream = isinstance(data, IterableDataset)
@@ -294,13 +298,6 @@ def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
     return read
 
 
-def _read_splits(tables: Mapping[str, Any]) -> Loaded:
-    """Read a mapping of splits to tables."""
-    parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in tables.items()}
-    table = join_splits(parts, "the tables of the splits")
-    return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
-
-
 def _read_frame(frame: Any, source: str) -> Loaded:
     """Read a DataFrame of pandas; a column that Arrow cannot hold stays as objects."""
     try:
@@ -334,10 +331,6 @@ def _kind(name: str, cells: Any) -> dict[str, str]:
         is_pair = len(first) == 2 and isinstance(first[1], int) and not isinstance(first[0], str)
         return {name: "audio"} if is_pair and hasattr(first[0], "__len__") else {}
     return {name: "image"} if hasattr(first, "getbands") else {}
-
-
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns")
 
 
 def _holds_tables(data: Mapping[str, Any]) -> bool:

@@ -132,7 +132,7 @@ def _texts(line: ElementTree.Element) -> Iterator[str]:
     yield line.text or ""
     for part in line:
         if part.tag == f"{TEXT}s":
-            yield " " * min(_spaces(part), 1000)
+            yield " " * min(int(part.get(f"{TEXT}c", "1")), 1000)
         elif part.tag == f"{TEXT}tab":
             yield "\t"
         elif part.tag == f"{TEXT}line-break":
@@ -140,7 +140,3 @@ def _texts(line: ElementTree.Element) -> Iterator[str]:
         else:
             yield from _texts(part)
         yield part.tail or ""
-
-
-def _spaces(part: ElementTree.Element) -> int:
-    return int(part.get(f"{TEXT}c", "1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -70,13 +70,9 @@ def gather(
     loaded: Loaded, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
     """Return a table in which every modality has one column."""
-    if "group" in {*columns, *kinds, *(settings.arrays or {})}:
-        raise FusionZooError(f"{loaded.source}: a group is no modality: --data.group_column")
-    for name in {*ROLES} & {*kinds}:
-        raise FusionZooError(
-            f"{loaded.source}: {name} is no modality: --data.columns.NAME {name} reads its"
-            " column as one of another name"
-        )
+    for name in {*ROLES} & {*kinds, *(settings.arrays or {})} | {"group"} & {*columns}:
+        advice = "--data.group_column" if name == "group" else f"--data.columns.NAME {name}"
+        raise FusionZooError(f"{loaded.source}: {name} is no modality: {advice} names its column")
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
     if settings.group_column is not None:
         roles["group"] = settings.group_column
@@ -134,14 +130,10 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
 
 
 def read_ids(table: Columns) -> ArrowColumn:
-    """Return the ids, which must be complete; without a column of them the rows' numbers from 0."""
+    """Return the ids; without a column of them the rows' numbers from 0."""
     if "id" not in table:
         return pa.array(table.row_ids).cast(pa.string())
-    ids = table.text("id", words_missing=False)
-    if ids.null_count and not is_collecting():
-        row = pc.index(ids.is_null(), True).as_py()
-        raise FusionZooError(f"{table.where(row)}: the id is empty")
-    return ids
+    return table.text("id", words_missing=False)
 
 
 def _tell_apart(
@@ -154,12 +146,6 @@ def _tell_apart(
     different = tell_apart(in_table, row_numbers or RowNumbers())
     changed = {x: y for x, y in zip(different, in_table, strict=True) if x != y}
     return pa.array(different, pa.string()), changed
-
-
-def _name_of_ids(table: Columns, index: str) -> str:
-    """Return the name of the column of ids; `id` where there is none, or `index` has them."""
-    name = table.name("id").strip() if "id" in table else "id"
-    return "id" if name == index else name
 
 
 def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, str]:
@@ -298,22 +284,23 @@ def open_table(
     )
     known = Columns(replace(loaded, table=gathered.table), gathered.roles, settings)
     known.missing.update(gathered.missing)
-    provenance = replace(provenance, id_column=_name_of_ids(known, index))
+    id_column = known.name("id").strip() if "id" in known else "id"
+    provenance = replace(provenance, id_column="id" if id_column == index else id_column)
     unusable = f"{loaded.source}: a column is of a type that cannot be used"
     with explained(unusable, pa.ArrowException, UnicodeDecodeError):
         rows, modalities, provenance = _read_columns(known, gathered.kinds, provenance, segments)
-    rows, memory = _without_numbers(rows, known, modalities, {**embedded, **loaded.memory})
+    values = {**embedded, **loaded.memory}  # of which the rows have numbers
+    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in modalities])
+    memory = {x: values[y] for x in modalities if (y := known.name(x)) in values}
     outside = {name: kind for name, kind in modalities.items() if name not in memory}
     must_exist = shared.on_error == "raise"
     expanded = expand_patterns(
-        replace(loaded, table=rows, provenance=provenance),
-        outside,
-        settings,
-        must_match=must_exist,
+        replace(loaded, table=rows, provenance=provenance), outside, settings, must_match=must_exist
     )
+    order = [*(() if columns else loaded.order), *modalities]  # that of the source goes first
     dataset = PairedDataset(
         expanded.table,
-        _in_stored_order(modalities, loaded, columns),
+        {name: modalities[name] for name in sorted(modalities, key=order.index)},
         memory={**memory, **gathered.memory},
         root=loaded.root,
         source=loaded.source,
@@ -338,20 +325,6 @@ def _with_labels_of_objects(loaded: Loaded, names: Collection[str]) -> Loaded:
         cells = read_label_objects(loaded.source, name, memory.pop(name))
         table = table.set_column(table.column_names.index(name), name, cells)
     return replace(loaded, table=table, memory=memory)
-
-
-def _without_numbers(
-    rows: pa.Table, table: Columns, names: Collection[str], values: Mapping[str, Any]
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Drop row numbers of values that no modality has; return the others by modality, too."""
-    rows = rows.drop_columns([x for x in values if x in rows.column_names and x not in names])
-    return rows, {x: values[table.name(x)] for x in names if table.name(x) in values}
-
-
-def _in_stored_order(names: Mapping[str, str], loaded: Loaded, columns: Roles) -> dict[str, str]:
-    """Return the modalities in the order that the source stores, unless the user names columns."""
-    order = [*(() if columns else loaded.order), *names]
-    return {name: names[name] for name in sorted(names, key=order.index)}
 
 
 def _label_columns(table: Columns) -> list[str]:
@@ -458,10 +431,8 @@ def _refuse_as_weight(table: Columns, roles: Collection[str]) -> None:
     place = table.position(WEIGHT)
     for role in roles:
         if role in table and table.position(role) == place:
-            raise FusionZooError(
-                f"{table.source}: column {table.name(role)!r} is the {role}, and"
-                " --data.weight_column names it as the weight: choose one"
-            )
+            problem = f"{table.source}: column {table.name(role)!r} is the {role}"
+            raise FusionZooError(f"{problem}, and the weight (--data.weight_column): choose one")
 
 
 def _read_values(
@@ -491,10 +462,8 @@ def _drop_empty(table: Columns, values: Mapping[str, ArrowColumn]) -> dict[str, 
         row, num_empty = int(np.argmin(has_any)), int((~has_any).sum())
         key = table.text("id", words_missing=False)[row].as_py() if "id" in table else None
         sample = "" if key is None else f", sample {key!r}"
-        raise FusionZooError(
-            f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} of"
-            f" {len(has_any):,} rows: --data.drop_empty true leaves them out"
-        )
+        where = f"{table.where(row)}{sample}: every modality is empty, as in {num_empty:,} rows"
+        raise FusionZooError(f"{where}: --data.drop_empty true leaves them out")
     if not has_any.any():
         raise FusionZooError(f"{table.source}: every modality is empty in all rows")
     table.keep(has_any)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import explained
 
 PLAIN = "biufSU"  # kinds of dtypes whose values are bytes of a fixed size
 MAX_DIMS = 64  # of an array, as in NumPy
@@ -261,17 +261,13 @@ def plain(value: Any) -> Any:
 
 def read_pickle(path: Path) -> Any:
     """Read a pickle; its arrays are `Array` inside of containers, see `plain`."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            reader = Unpickler(data, encoding="latin-1")
-            reader.limit = MADE + MADE_PER_BYTE * len(data)
-            return plain(reader.load())
-    except Refused as error:
-        raise FusionZooError(
-            f"{path} asks for {one_line(error)}: only arrays of NumPy and built-in containers are"
-            " read, and nothing of the file was run"
-        ) from None
-    except OSError as error:
-        raise FusionZooError(f"{path} cannot be opened: {error.strerror}") from error
-    except Exception as error:
-        raise FusionZooError(f"{path} is no pickle that can be read: {one_line(error)}") from error
+    limits = "only arrays of NumPy and built-in containers are read, and nothing of it was run"
+    with (
+        explained(f"{path} is no pickle that can be read"),
+        explained(f"{path}: {limits}; it asks for", Refused),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        reader = Unpickler(data, encoding="latin-1")
+        reader.limit = MADE + MADE_PER_BYTE * len(data)
+        return plain(reader.load())

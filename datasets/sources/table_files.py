@@ -57,9 +57,7 @@ class TableReader(NamedTuple):
 
 
 def _reads(
-    *suffixes: str,
-    sheet_names: Callable[[Path], list[str]] | None = None,
-    has_nulls: bool = False,
+    *suffixes: str, sheet_names: Callable[[Path], list[str]] | None = None, has_nulls: bool = False
 ) -> Callable[[Read], Read]:
     """Read the files with these endings by the decorated function."""
 
@@ -74,11 +72,8 @@ def _reads(
 
 def is_workbook(path: Path) -> bool:
     """Whether a file's name says that it is a workbook of sheets."""
-    return table_suffix(path) in _workbooks()
-
-
-def _workbooks() -> list[str]:
-    return [suffix for suffix, reader in READERS.items() if reader.sheet_names is not None]
+    reader = READERS.get(table_suffix(path))
+    return reader is not None and reader.sheet_names is not None
 
 
 def sheet_names(path: Path) -> list[str]:
@@ -135,10 +130,8 @@ def _cells_of_open_document(path: Path, sheet: str) -> SheetCells:
 def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
     """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
     and the names of all sheets."""
-    try:
+    with explained(f"{path} needs openpyxl, pip install 'fusionzoo[xlsx]'", ImportError):
         import openpyxl
-    except ImportError as error:
-        raise FusionZooError(f"{path} needs openpyxl: pip install 'fusionzoo[xlsx]'") from error
     with explained(f"{path} cannot be read as .xlsx"):  # a bad zip, XML, or parts that are missing
         with zipfile.ZipFile(path) as parts:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
@@ -150,10 +143,8 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
         _check_sheet(path, sheet, sheets)
         worksheet = book.worksheets[sheets.index(sheet) if sheet else 0]
         if not sheet and worksheet.sheet_state != "visible":
-            raise FusionZooError(
-                f"{path}: its first sheet {worksheet.title!r} is hidden: --data.sheet names the one"
-                f" to read; it has: {', '.join(sheets)}"
-            )
+            hidden = f"{path}: its first sheet {worksheet.title!r} is hidden"
+            raise FusionZooError(f"{hidden}: --data.sheet names one of {', '.join(sheets)}")
         return *_rows(path, worksheet), sheets
 
 
@@ -257,10 +248,8 @@ def _check_formulas(path: Path, sheet: str, rows: list[list[Any]], header_row: i
     for number, (row, formula_row) in enumerate(zip(rows, formulas, strict=False)):
         for column, (cell, formula) in enumerate(zip(row, formula_row, strict=False)):
             if cell is None and formula is not None:
-                raise FusionZooError(
-                    f"{path}, row {header_row + 1 + number}, column {_text(rows[0][column])!r}: the"
-                    " value of a formula is not in the file: save it in a spreadsheet program"
-                )
+                place = f"{path}, row {header_row + 1 + number}, column {_text(rows[0][column])!r}"
+                raise FusionZooError(f"{place}: a formula has no value: save it in a spreadsheet")
 
 
 def _filled(row: tuple[Any, ...]) -> list[bool]:
@@ -353,10 +342,8 @@ def _check_ending(path: Path) -> None:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     is_zip = is_workbook(path) or table_suffix(path) in ZIP
     if head.startswith(NO_TABLES) or (head.startswith(b"pk\x03\x04") and not is_zip):
-        raise FusionZooError(
-            f"{path} is no table, as it starts with {head[:24]!r}: save a web page or PDF as CSV,"
-            " give a workbook its ending (.xlsx, .ods), fetch files of Git LFS (`git lfs pull`)"
-        )
+        advice = "save it as CSV, give a workbook its ending, or fetch it (`git lfs pull`)"
+        raise FusionZooError(f"{path} is no table, as it starts with {head[:24]!r}: {advice}")
 
 
 def _check_header(path: Path, table: pa.Table, numbers: RowNumbers) -> None:

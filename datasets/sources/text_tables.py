@@ -136,9 +136,7 @@ def find_encoding(path: Path) -> tuple[str, str]:
     letters, bad_bytes = _count_utf8(path)
     if letters > 4 * bad_bytes:  # other encodings have a few by chance
         repair = f"repair it, or {SET_ENCODING}"
-        raise _not_in(
-            path, bad, f"utf-8, in which the file's {letters:,} other letters are", repair
-        )
+        raise _not_in(path, bad, f"utf-8, as its {letters:,} other letters are", repair)
     words = _sample_words(path)
     readings = read_words(words)
     sure = find_sure(readings)
@@ -320,9 +318,7 @@ def _read_delimited(file: DelimitedFile, block: int) -> pa.Table:
 
     parse = pv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
     options = pv.ReadOptions(
-        block_size=block,
-        skip_rows=file.skipped,
-        autogenerate_column_names=not file.has_header,
+        block_size=block, skip_rows=file.skipped, autogenerate_column_names=not file.has_header
     )
     with file.open_utf8() as stream:
         header = pv.open_csv(stream, read_options=options, parse_options=parse).schema.names
@@ -412,10 +408,9 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
         if lost is not None:
             first = numbers.number(lost)
             last = first + cells[lost].count("\n")
-            raise FusionZooError(
-                f"{path}, row {first}, column {table.column_names[place]!r}: rows {first} to {last}"
-                " are one cell, between two stray quotation marks: remove these"
-            )
+            where = f"{path}, row {first}, column {table.column_names[place]!r}"
+            problem = f"{where}: two stray quotation marks make rows {first} to {last} one cell"
+            raise FusionZooError(f"{problem}: remove them")
 
 
 def _cells_like_rows(column: pa.ChunkedArray, delimiter: str, place: int, width: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
@@ -112,6 +112,22 @@ def first_true(mask: ArrowColumn) -> int | None:
     """
     position = pc.index(mask, True).as_py()
     return None if position < 0 else position
+
+
+def read_each(
+    cells: Iterable[Any],
+    read: Callable[[Any], Any],
+    place: Callable[[int], str],
+    missing: Any = None,
+) -> list[Any]:
+    """Return what `read` makes of each cell, `missing` of null; an error begins with its place."""
+    values = []
+    for row, cell in enumerate(cells):
+        try:
+            values.append(missing if cell is None else read(cell))
+        except FusionZooError as error:
+            raise FusionZooError(f"{place(row)}: {error}") from None
+    return values
 
 
 def check_depth(lines: Iterable[bytes], source: str) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, check_known
+from fusionzoo.errors import FusionZooError, check_known, located
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, kind_of, sorted_words
 
 from ..media.ranges import Ranges
-from .arrow import ArrowColumn, first_true
+from .arrow import ArrowColumn, first_true, read_each
 from .paths import NUMBER
 from .provenance import Provenance
 
@@ -170,26 +170,16 @@ def _read_column(
     labelled = {split for split, cell in zip(splits, cells, strict=True) if cell is not None}
     for split in dict.fromkeys(splits):
         if split not in labelled:
-            raise FusionZooError(
-                f"{source}: no sample of split {split!r} has a label {name!r}{_as_missing(missing)}"
-            )
+            problem = f"{source}: no sample of split {split!r} has a label {name!r}"
+            raise FusionZooError(problem + _as_missing(missing))
 
-    def apply(read: Callable[[str], Any], default: Any) -> list[Any]:
-        values = []
-        for row, cell in enumerate(cells):
-            try:
-                values.append(default if cell is None else read(cell))
-            except FusionZooError as error:
-                place = f"{where(row)}, sample {ids[row]!r}, column {name!r}"
-                raise FusionZooError(f"{place}: {error}") from None
-        return values
+    def place(row: int) -> str:
+        return f"{where(row)}, sample {ids[row]!r}, column {name!r}"
 
-    apply(kind_of(kind).check, None)
-    try:
+    read_each(cells, kind_of(kind).check, place)
+    with located(f"{source}, column {name!r}"):
         target = kind_of(kind).learn(name, [cell for cell in train or cells if cell is not None])
-    except FusionZooError as error:
-        raise FusionZooError(f"{source}, column {name!r}: {error}") from None
-    values = apply(target.encode, [float("nan")] * target.columns)
+    values = read_each(cells, target.encode, place, [float("nan")] * target.columns)
     return target, torch.tensor(values, dtype=torch.float32)
 
 
@@ -204,12 +194,9 @@ def read_weights(table: pa.Table, name: str, where: Callable[[int], str]) -> Ten
     bad = (~(weights.isfinite() & (weights >= 0))).nonzero()[:, 0].tolist()
     if bad:
         cell = cells[bad[0]]
-        problem = "is empty" if cell in (None, "") else f"is {cell!r}"
-        raise FusionZooError(
-            f"{where(bad[0])}: the weight in column {name!r} {problem}, not a finite number of at"
-            f" least 0{f', as in {len(bad):,} rows' if len(bad) > 1 else ''}: correct it, or leave"
-            " out --data.weight_column"
-        )
+        shown = "empty" if cell in (None, "") else repr(cell)
+        problem = f"{where(bad[0])}: the weight in column {name!r} is {shown}, as in {len(bad):,}"
+        raise FusionZooError(f"{problem} rows; give finite numbers of at least 0")
     return weights
 
 
@@ -239,11 +226,9 @@ def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = ""
         if label is not None:
             problem = f"the label {label!r}, which no sample of split 'train' has"
         sample = table["id"][row].as_py()
-        hint = "" if label is None else objective_hint(labels) or MOVE
-        raise FusionZooError(
-            f"{where(row)}, sample {sample!r} (split {split!r}) has {problem}"
-            f"{'; ' if hint else ''}{hint}"
-        )
+        hint = "" if label is None else f"; {objective_hint(labels) or MOVE}"
+        place = f"{where(row)}, sample {sample!r} (split {split!r})"
+        raise FusionZooError(f"{place} has {problem}{hint}")
     return sorted_words({str(label) for label in known.to_pylist()})
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fusionzoo.benchmark import examine, jobs, store
 from fusionzoo.config import split_name
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.metrics import metrics_of
 from fusionzoo.evaluation.robustness import CORRUPTIONS
 from fusionzoo.evaluation.statistics import by_group
@@ -72,11 +72,9 @@ FAR = 3.0  # standard errors below the best candidate from which one is tuned la
 
 def require_optuna() -> None:
     """Raise an error if Optuna is missing, before anything is computed."""
-    try:
+    words = "tuning needs Optuna, pip install 'fusionzoo[benchmark]', or --tune 0"
+    with explained(words, ImportError):
         import optuna  # noqa: F401
-    except ImportError:
-        words = "tuning needs Optuna: pip install 'fusionzoo[benchmark]', or --tune 0"
-        raise FusionZooError(words) from None
 
 
 class Tuned(NamedTuple):

@@ -357,13 +357,10 @@ def table_of(
         if pa.types.is_int8(schema.field(name).type.value_type):
             values, scale = quantise(values)
             arrays[f"{name}_scale"] = pa.array(scale, mask=~readable)
-        arrays[name] = _lists(values, schema.field(name).type, unreadable)
+        kind = schema.field(name).type
+        flat = pa.array(np.ascontiguousarray(values, kind.value_type.to_pandas_dtype()).ravel())
+        arrays[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=unreadable)
     return pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def _lists(values: np.ndarray[Any, Any], kind: Any, unreadable: Any) -> Any:
-    flat = pa.array(np.ascontiguousarray(values, kind.value_type.to_pandas_dtype()).ravel())
-    return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=unreadable)
 
 
 def quantise(vectors: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fusionzoo.config import EmbedConfig
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.inputs.data import InMemory
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
@@ -87,11 +87,9 @@ def extract_on_ray(
 @contextmanager
 def _cluster() -> Iterator[Any]:
     """Connect to Ray for a block; an error of fusionzoo in an actor is raised as it is."""
-    try:
+    with explained("--engine ray needs Ray, pip install 'fusionzoo[ray]'", ImportError):
         import ray
         import ray.data
-    except ImportError:
-        raise FusionZooError("--engine ray needs Ray: pip install 'fusionzoo[ray]'") from None
     was_connected = ray.is_initialized()
     if not was_connected:
         ray.init(log_to_driver=False, include_dashboard=False)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from fusionzoo.cells import without_formulas
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import explained
 
 # Signs that turn the direction of what follows them: 95 % would read 59 %.
 DIRECTIONS = dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
@@ -24,10 +24,8 @@ def template(name: str, package: str) -> Any:
 
     A page extends base.html, whose policy lets it load nothing from outside of itself.
     """
-    try:
+    with explained("HTML pages need Jinja, pip install 'fusionzoo[benchmark]'", ImportError):
         from jinja2 import ChoiceLoader, Environment, PackageLoader
-    except ImportError:
-        raise FusionZooError("HTML pages need Jinja: pip install 'fusionzoo[benchmark]'") from None
     jinja = Environment(
         loader=ChoiceLoader([PackageLoader(x, ".") for x in (package, "fusionzoo.html")]),
         autoescape=True,

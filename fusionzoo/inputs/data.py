@@ -107,12 +107,7 @@ def _target_names(target: Any) -> str | list[str]:
 
 
 def configure(
-    cls: type[C],
-    data: Data,
-    settings: Mapping[str, Any],
-    config: Any = None,
-    *,
-    store: bool = True,
+    cls: type[C], data: Data, settings: Mapping[str, Any], config: Any = None, *, store: bool = True
 ) -> tuple[C, InMemory]:
     """Return the configuration of a call, and what is in memory alone: a data set, or settings
     whose `root` is a table of objects.

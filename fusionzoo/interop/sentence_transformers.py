@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fusionzoo.encoders import torchaudio_or_none
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import Batch
 
@@ -20,11 +20,9 @@ def wrap(model: FusionModel, column: str = "fused") -> Any:
     stores. To store it, use `model.save`.
     """
     torchaudio_or_none()  # transformers must not import one that fails beside this torch
-    try:
+    with explained("wrap needs pip install 'fusionzoo[sentence-transformers]'", ImportError):
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.base.modules import InputModule
-    except ImportError as error:
-        raise FusionZooError("wrap needs pip install 'fusionzoo[sentence-transformers]'") from error
     dims = {name: int(x.shape[1]) for name, x in model.embed([{}]).items()}
     if column not in dims:
         raise FusionZooError(f"the model has no vectors {column!r}; it has {', '.join(dims)}")

@@ -22,7 +22,7 @@ from fusionzoo.config.flags import Tree, papers
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.console import command_line, print_table
-from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
+from fusionzoo.errors import FusionZooError, did_you_mean, first_problem, keyword_errors, located
 from fusionzoo.files import write_json
 from fusionzoo.scripts.train import train
 
@@ -246,15 +246,11 @@ def read_paper(name: str) -> tuple[str, Paper]:
     try:
         paper: Paper = TypeAdapter(Paper).validate_python(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        key, reason = ".".join(str(part) for part in first["loc"]), first["msg"]
-        raise FusionZooError(f"{path}: {key}: {reason[0].lower()}{reason[1:]}") from None
+        raise FusionZooError(f"{path}: {first_problem(error)}") from None
     if not paper.files:
         raise FusionZooError(f"{path}: files: name at least one data file")
-    try:
+    with located(f"{path}: run"):
         run_settings(paper, Path())
-    except FusionZooError as error:
-        raise FusionZooError(f"{path}: run: {error}") from error
     return path.stem, paper
 
 

@@ -39,10 +39,8 @@ class PickledSamples:
     @property
     def keys(self) -> list[str]:
         """The keys of features, labels and texts: not those of ids and lengths."""
-        return [key for key in self.parts if key not in ID_KEYS and not self._is_lengths(key)]
-
-    def _is_lengths(self, key: str) -> bool:
-        return key.endswith("_lengths") and key.removesuffix("_lengths") in self.parts
+        lengths = {f"{key}_lengths" for key in self.parts}
+        return [key for key in self.parts if key not in lengths and key not in ID_KEYS]
 
     @property
     def splits(self) -> list[str]:

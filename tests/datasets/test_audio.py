@@ -439,10 +439,7 @@ MP3_TAG = b"ID3\4\0\0\0\0\2\0" + bytes(256)  # 2 * 128 bytes, 7 bits of each byt
 
 @pytest.mark.parametrize("data", [MP3 + bytes(500), MP3 + MP3, MP3_TAG + MP3 + MP3])
 def test_an_mp3_of_another_length_is_named_and_the_library_prints_nothing(
-    data: bytes,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
+    data: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for whole in (MP3, MP3_TAG + MP3):
         assert len(decode_audio(whole).samples) >= len(TONE)

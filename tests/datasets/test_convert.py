@@ -95,8 +95,8 @@ TUPLES = b"\x80\x04)\x94" + b"".join(
     b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x94" for n in range(99)
 )
 HOSTILE = {
-    "a function": (b"cos\nsystem\n(S'touch {path}'\ntR.", "asks for os.system"),
-    "an instance": (b"(S'touch {path}'\nios\nsystem\n.", "asks for os.system"),
+    "a function": (b"cos\nsystem\n(S'touch {path}'\ntR.", "asks for: os.system"),
+    "an instance": (b"(S'touch {path}'\nios\nsystem\n.", "asks for: os.system"),
     "an attribute of a function": (
         b"\x80\x02c_codecs\nencode\n}X\x01\x00\x00\x00aK\x01sb.",
         "state",
@@ -167,8 +167,8 @@ def test_a_malicious_object_between_features_runs_nothing(
     path = store(tmp_path, mmsa)
     assert console(["data", "convert", str(path), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err.strip()
-    assert "asks for posix.system" in error or "asks for nt.system" in error
-    assert "nothing of the file was run" in error and "\n" not in error
+    assert "asks for: posix.system" in error or "asks for: nt.system" in error
+    assert "nothing of it was run" in error and "\n" not in error
     assert not victim.exists() and not (tmp_path / "out").exists()
     pickle.loads(path.read_bytes())
     assert victim.exists(), "Python's own reader runs it"

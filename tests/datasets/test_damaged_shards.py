@@ -100,9 +100,7 @@ def test_a_sparse_member_of_a_tar_is_refused_by_name(form: str, tmp_path: Path) 
 # ---- the end of a tar: 40 of 119 cuts opened silently
 
 
-def test_a_tar_that_was_cut_anywhere_is_refused_unless_only_padding_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_tar_that_was_cut_anywhere_is_refused_unless_only_padding_is_gone(tmp_path: Path) -> None:
     whole = vectors(0, 1, 2, 3) + bytes(10240)
     end = len(whole) - 10240
     for cut in [*range(512, end + 2048, 512), 1, 700, end + 1, end + 1023]:

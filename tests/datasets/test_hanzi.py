@@ -201,5 +201,7 @@ def test_the_real_characters_are_the_documented_ones(tmp_path: Path) -> None:
     assert all(len(own) == 1 for own in sides.values())
     for split in ("train", "val", "test"):
         assert set(data.split(split).labels) == set(data.classes)
-    glosses = " ".join(pq.read_table(hanzi.find(root))["gloss"].to_pylist())
+    glosses = " ".join(
+        pq.read_table(hanzi.find_table("hanzi", hanzi.TABLE, root))["gloss"].to_pylist()
+    )
     assert "radical" not in glosses and not hanzi.SIGN.search(glosses)

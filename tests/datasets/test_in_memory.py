@@ -89,7 +89,7 @@ def test_a_value_tells_its_kind_and_stays_undecoded_until_it_is_read() -> None:
             {"photo": picture(), "voice": (clip, 8000), "text": "one"},
             {"photo": None, "voice": {"array": clip.tolist(), "sampling_rate": 16000}},
             {"photo": picture((2, 2))},
-        ],
+        ]
     )
     assert data.modalities == {"text": "text", "photo": "image", "voice": "audio"}
     assert data.present.tolist() == [[True, True, True], [False, False, True], [False, True, False]]

@@ -167,7 +167,7 @@ def test_a_group_column_that_is_something_else_is_not_used_as_one(tmp_path: Path
     data = opened(tmp_path, header, rows, columns={"target": "group"}, shares=(1, 0, 0))
     assert (data.labels, data.groups) == (["x", "x"], ["a", "b"])
     for settings in ({"columns": {"group": "id"}}, {"kinds": {"group": "text"}}):
-        with pytest.raises(FusionZooError, match=r"a group is no modality: group_column="):
+        with pytest.raises(FusionZooError, match="group is no modality: group_column="):
             opened(tmp_path, header, rows, **settings)
     with pytest.raises(FusionZooError, match=r"no column 'patent' for group_column="):
         opened(tmp_path, header, rows, group_column="patent")

@@ -161,10 +161,7 @@ def test_one_range_is_learnt_for_all_images_of_a_data_set(
 def test_a_range_that_is_none_is_one_clear_error(ranges: Any, tmp_path: Path) -> None:
     with pytest.raises(FusionZooError, match="image_range"):
         fz.create_dataset(
-            "manifest",
-            root=deep_table(tmp_path, 4000),
-            kinds={"scan": "image"},
-            image_range=ranges,
+            "manifest", root=deep_table(tmp_path, 4000), kinds={"scan": "image"}, image_range=ranges
         )
 
 
@@ -624,10 +621,7 @@ def test_outside_of_a_worker_the_process_keeps_its_stderr_and_warnings(
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
 def test_a_warning_of_pillow_names_each_file(
-    suffix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    recwarn: pytest.WarningsRecorder,
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
     exif = EXIF + b"II*\0\x08\0\0\0\x05\0" + bytes(12)  # five tags, one of which is there
     paths = [

@@ -160,10 +160,7 @@ CAUGHT_BY: dict[str, tuple[Callable[[], PairedDataset], str]] = {
     ),
     "no_seed": (of_class(NoSeed), "a_sample_depends_on_its_place_and_seed_alone"),
     "counted_from_one": (of_class(CountedFromOne), "targets_are_in_range"),
-    "references": (
-        of_class(ReferencesOfWhatIsThere),
-        "references_and_lengths_are_of_every_sample",
-    ),
+    "references": (of_class(ReferencesOfWhatIsThere), "references_and_lengths_are_of_every_sample"),
     "presence": (of_class(PresenceOfTheWholeTable), "subsets_keep_their_rows_in_line"),
     "encoder_of_another_kind": (
         of_class(EncoderOfAnotherKind),

@@ -135,11 +135,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize(("format", "workers"), [("parquet", 1), ("webdataset", 0)])
 def test_a_run_on_shards_that_was_killed_in_mid_epoch_resumes_bit_for_bit(
-    format: str,
-    workers: int,
-    shards: dict[str, Path],
-    patched: pytest.MonkeyPatch,
-    tmp_path: Path,
+    format: str, workers: int, shards: dict[str, Path], patched: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Runner(shards[format], tmp_path, patched)
     run.here("whole", workers=1 - workers)

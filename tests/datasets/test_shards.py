@@ -390,10 +390,7 @@ def test_a_killed_conversion_goes_on(killed: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("contents", "says"),
-    [
-        (b"[" * 100_000 + b"]" * 100_000, "cannot be read"),
-        (b"\xff\xfe\xff", "can't decode"),
-    ],
+    [(b"[" * 100_000 + b"]" * 100_000, "cannot be read"), (b"\xff\xfe\xff", "can't decode")],
 )
 def test_a_json_member_that_cannot_be_read_is_named(
     contents: bytes, says: str, tmp_path: Path

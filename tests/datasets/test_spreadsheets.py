@@ -72,8 +72,7 @@ def check_rows(data: PairedDataset) -> None:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize(
-    "encoding",
-    ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"],
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"]
 )
 @pytest.mark.parametrize("compressed", [False, True])
 def test_delimiter_and_encoding_are_found(
@@ -168,7 +167,7 @@ def test_a_bad_byte_is_named_by_row(tmp_path: Path) -> None:
     data = "\n".join(lines).encode()
     path = tmp_path / "m.csv"
     path.write_bytes(data.replace(b"40,gr\xc3\xb6", b"40,gr\xf6"))
-    with pytest.raises(FusionZooError, match=r"m\.csv, row 42: byte 0xf6 is not utf-8, in which"):
+    with pytest.raises(FusionZooError, match=r"m\.csv, row 42: byte 0xf6 is not utf-8, as"):
         opened(path)
     assert opened(path, encoding="cp1252").references("text")[40] == "größe".replace("ß", "ÃŸ")
     path.write_bytes(b"id,text\n1,\xff\xff\xff\n")
@@ -249,7 +248,7 @@ STRAY = {
 def test_rows_between_two_stray_quotation_marks_are_an_error(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     path.write_text(STRAY[name], newline="")
-    with pytest.raises(FusionZooError, match=r"m.csv, row 5, column '\w+': rows 5 to \d+ are one"):
+    with pytest.raises(FusionZooError, match=r"m.csv, row 5, column '\w+': .* rows 5 to \d+ one"):
         create_dataset(path)
 
 
@@ -286,12 +285,11 @@ def test_a_table_of_many_columns_is_read_in_seconds(tmp_path: Path) -> None:
         create_dataset(tmp_path / "genes.csv")
 
 
-@pytest.mark.parametrize("before", ["", '"two, of\nmy, words"'])
-def test_rows_lost_after_cells_of_several_lines_are_named(before: str, tmp_path: Path) -> None:
-    cells = {1: {"text": before}, 12: {"text": '"De'}, 15: {"text": '4" x'}}
+def test_rows_lost_after_cells_of_several_lines_are_named(tmp_path: Path) -> None:
+    before = {"text": '"two, of\nmy, words"'}
+    cells = {1: before, 12: {"text": '"De'}, 15: {"text": '4" x'}}
     (tmp_path / "m.csv").write_text(stray(cells, unique=True))
-    row = 14 + before.count("\n")
-    with pytest.raises(FusionZooError, match=f"m.csv, row {row}, column 'text': rows {row} to"):
+    with pytest.raises(FusionZooError, match=r"m.csv, row 15, column 'text': .* rows 15 to"):
         create_dataset(tmp_path / "m.csv")
 
 
@@ -400,7 +398,7 @@ def test_sheets_are_chosen_by_name(tmp_path: Path) -> None:
 
 def test_a_formula_without_a_value_is_an_error(tmp_path: Path) -> None:
     path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"], ["b", '=CONCAT("a", "b")']])
-    with pytest.raises(FusionZooError, match="row 3, column 'text': the value of a formula"):
+    with pytest.raises(FusionZooError, match="row 3, column 'text': a formula has no value"):
         opened(path)
 
 
@@ -509,7 +507,7 @@ def test_a_hidden_first_sheet_is_not_read_in_silence(tmp_path: Path) -> None:
     book.worksheets[0].sheet_state = "hidden"
     book.active = 1
     book.save(path)
-    with pytest.raises(FusionZooError, match=f"{name!r} is hidden: sheet= .*: {name}, Two"):
+    with pytest.raises(FusionZooError, match=f"{name!r} is hidden: sheet= names one"):
         opened(path)
     assert opened(path, sheet=name).ids == ["a"]
 
@@ -606,7 +604,7 @@ def test_backslashes_in_paths_are_slashes(tmp_path: Path) -> None:
 def test_empty_rows_are_an_error_or_left_out(tmp_path: Path) -> None:
     text = "id,split,target,text\na,train,x,one\n,,,\nb,train,x,two\nc,train,x,NA\n\n,,,\n"
     said = message(tmp_path, text)
-    assert "m.csv, row 3: every modality is empty, as in 3 of 5 rows" in said
+    assert "m.csv, row 3: every modality is empty, as in 3 rows" in said
     assert "drop_empty=True" in said
     data = table(tmp_path, text, drop_empty=True)
     assert data.ids == ["a", "b"]

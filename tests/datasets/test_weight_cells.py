@@ -121,9 +121,9 @@ def test_a_cell_that_is_no_weight_is_one_error_with_its_place(cell: Any, said: s
     ("settings", "said"),
     [
         ({"weight_column": "weigth"}, "no column 'weigth'"),
-        ({"weight_column": "target"}, "'target' is the target, and weight_column"),
+        ({"weight_column": "target"}, "'target' is the target, and the weight"),
         ({"weight_column": "age"}, "'age' is the weight"),
-        ({"weight_column": "text", "columns": {"text": "text"}}, "is the text, and weight_column"),
+        ({"weight_column": "text", "columns": {"text": "text"}}, "is the text, and the weight"),
     ],
 )
 def test_a_column_that_is_something_else_is_no_weight(settings: dict[str, Any], said: str) -> None:

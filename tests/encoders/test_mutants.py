@@ -42,13 +42,14 @@ class Sound(Encoder):
     """A linear map of each step, then its mean; each mutant breaks a line of it."""
 
     kind, dim = "sequence", 4
+    Steps = MaskedSteps
 
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(WIDTH, 4)
 
     def processor(self, train: bool) -> Processor:
-        return MaskedSteps()
+        return self.Steps()
 
     def clean(self, values: Tensor, mask: Tensor) -> Tensor:
         return values.masked_fill(~mask[..., None], 0)
@@ -105,17 +106,11 @@ class EmptyBlank(Sound):
     def pool(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return (tokens * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
-    def processor(self, train: bool) -> Processor:
-        return self.Steps()
-
 
 class ProcessorWithAFunction(Sound):
     class Steps(MaskedSteps):
         def __init__(self) -> None:
             self.scale = lambda value: value
-
-    def processor(self, train: bool) -> Processor:
-        return self.Steps()
 
 
 class GlobalAugmentation(Sound):
@@ -124,9 +119,6 @@ class GlobalAugmentation(Sound):
             self, value: Tensor, generator: torch.Generator | None = None
         ) -> dict[str, Tensor]:
             return {"values": value + (0.0 if generator is None else torch.randn(value.shape))}
-
-    def processor(self, train: bool) -> Processor:
-        return self.Steps()
 
 
 class SilentAugmentation(Sound):
@@ -139,9 +131,6 @@ class SilentAugmentation(Sound):
 
         def varies(self, value: Tensor) -> bool:
             return False
-
-    def processor(self, train: bool) -> Processor:
-        return self.Steps()
 
 
 class UnsavedDirection(Sound):

@@ -19,7 +19,7 @@ from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
 from fusionzoo.structures import Features
 from fusionzoo.testing.fusions import features, full, maker, patterns, rows_of
 from fusionzoo.testing.runner import SUITES
-from helpers.oracle import WIDTHS, close, context, copy, given, made
+from helpers.oracle import WIDTHS, close, context, copy, dempster, given, made
 
 TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
 
@@ -156,20 +156,6 @@ def test_without_a_projection_the_embedding_is_a_fixed_map_that_keeps_lengths_an
 
 
 # ---- tmc
-
-
-def dempster(first: Tensor, second: Tensor) -> Tensor:
-    """The reduced rule for two opinions, from evidence to evidence, as the paper writes it."""
-    classes = first.shape[-1]
-    masses = []
-    for evidence in (first, second):
-        strength = evidence.sum(-1, keepdim=True) + classes
-        masses.append((evidence / strength, classes / strength))
-    (b1, u1), (b2, u2) = masses
-    conflict = b1.sum(-1, keepdim=True) * b2.sum(-1, keepdim=True) - (b1 * b2).sum(-1, keepdim=True)
-    belief = (b1 * b2 + b1 * u2 + b2 * u1) / (1 - conflict)
-    doubt = u1 * u2 / (1 - conflict)
-    return belief * classes / doubt
 
 
 def test_the_closed_form_is_the_sequential_dempster_rule_in_any_order() -> None:

@@ -52,3 +52,17 @@ def aligned(fusion: Fusion, features: dict[str, Features]) -> dict[str, Tensor]:
         m: features[m].pooled @ fusion.project[m].weight.T + fusion.project[m].bias
         for m in fusion.dims
     }
+
+
+def dempster(first: Tensor, second: Tensor) -> Tensor:
+    """The reduced rule for two opinions, from evidence to evidence, as the paper writes it."""
+    classes = first.shape[-1]
+    masses = []
+    for evidence in (first, second):
+        strength = evidence.sum(-1, keepdim=True) + classes
+        masses.append((evidence / strength, classes / strength))
+    (b1, u1), (b2, u2) = masses
+    conflict = b1.sum(-1, keepdim=True) * b2.sum(-1, keepdim=True) - (b1 * b2).sum(-1, keepdim=True)
+    belief = (b1 * b2 + b1 * u2 + b2 * u1) / (1 - conflict)
+    doubt = u1 * u2 / (1 - conflict)
+    return belief * classes / doubt

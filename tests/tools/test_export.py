@@ -107,7 +107,7 @@ def test_the_inputs_have_fixed_names_and_free_sizes(exported: Exported) -> None:
 def test_the_folder_says_how_values_are_prepared_and_labels_read(exported: Exported) -> None:
     files = {x.name for x in exported.folder.iterdir()}
     assert files == {
-        *("model.onnx", "preprocess.json", "labels.json", "digests.json", "example.py"),
+        *("model.onnx", "preprocess.json", "labels.json", "digests.json", "example.py")
     }
     about = json.loads((exported.folder / "preprocess.json").read_text())["modalities"]
     assert about["vector"]["processor"] == {"by": "vector", "width": 6}

@@ -39,9 +39,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]
     if len(common) < 3:
-        raise FusionZooError(
-            f"ranks need three candidates or more that all reports have; there are {common}"
-        )
+        raise FusionZooError(f"ranks need three candidates that all reports have, not {common}")
     scores = np.array([[by_name[name] for name in common] for _, _, by_name in reports])
     ranking = rank(scores)
     if len(reports) < FEWEST:
@@ -76,7 +74,10 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
         "table.tex": _rank_table(header, rows, metrics, words),
     }
     with plots.pdf_files(pdf) as pdfs:
-        contents["index.html"] = _page(figures, header, rows, common, ranking)
+        svg = plots.critical_difference(common, ranking)
+        shown = {"figures": figures, "header": header, "rows": rows, "svg": svg}
+        page = template("combined.html", PACKAGE)
+        contents["index.html"] = str(page.render(**shown, version=__version__))
     write_files(out, {**contents, **pdfs})
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")
@@ -147,15 +148,3 @@ def _rank_table(
 def _markdown(words: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [words, "", f"| {' | '.join(header)} |", f"| {' | '.join(['---'] * len(header))} |"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def _page(
-    figures: dict[str, Any],
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    names: Sequence[str],
-    ranking: Ranking,
-) -> str:
-    svg = plots.critical_difference(names, ranking)
-    page = template("combined.html", PACKAGE)
-    return str(page.render(figures=figures, header=header, rows=rows, svg=svg, version=__version__))

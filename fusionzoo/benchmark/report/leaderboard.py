@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, explained
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.metrics import Metric
@@ -209,12 +209,12 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
         return []
     known = {key for column in columns(metric).values() for key in column.keys}
     known -= {"family", "outcome", "calibration"}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows, header = list(reader), reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FusionZooError(f"--external {path}: {error}") from None
+    with (
+        explained(f"--external {path}", OSError, UnicodeDecodeError, csv.Error),
+        open(path, encoding="utf-8-sig", newline="") as file,
+    ):
+        reader = csv.DictReader(file, strict=True)
+        rows, header = list(reader), reader.fieldnames or []
     for needed in ("candidate", metric):
         if header.count(needed) != 1:
             raise FusionZooError(

@@ -14,7 +14,7 @@ import numpy as np
 
 from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.naming import data_title
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
@@ -331,12 +331,9 @@ def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) ->
 
 def require_packages() -> None:
     """Raise an error if a package that the report needs is missing."""
-    try:
+    with explained("the report needs pip install 'fusionzoo[benchmark]'", ImportError):
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        words = f"the report needs {error.name}: pip install 'fusionzoo[benchmark]'"
-        raise FusionZooError(words) from None
 
 
 def write(
@@ -427,13 +424,9 @@ class Report:
     @property
     def leaderboard(self) -> pd.DataFrame:
         """The leaderboard as a pandas DataFrame: a row per candidate, the best first."""
-        try:
+        advice = "pip install pandas, or read Report.figures['leaderboard']"
+        with explained(f"the leaderboard is a pandas DataFrame: {advice}", ImportError):
             import pandas as pd
-        except ImportError:
-            raise FusionZooError(
-                "the leaderboard is a pandas DataFrame: pip install pandas"
-                " (Report.figures['leaderboard'] holds the same rows)"
-            ) from None
         return pd.DataFrame(self.figures["leaderboard"])
 
     @property

@@ -153,17 +153,13 @@ def _group(element: Element, ids: dict[str, str]) -> str:
         content = "".join(_write(child, ids) for child in element)
         place = element.get("transform")
         return f'<g transform="{_round(place)}">{content}</g>' if place and content else content
-    grid = [path for path in element.iter() if _is_grid(path)]
+    styles = (f"stroke: {FAINT}", f"stroke-width: {GRID_WIDTH}")
+    grid = [path for path in element.iter() if all(x in path.get("style", "") for x in styles)]
     joined = "".join(_path(path.get("d", "")) for path in grid)
     for path in grid:
         path.set("style", "fill: none")  # leaves nothing to draw
     content = "".join(_write(child, ids) for child in element)
     return (f'<path class="grid" d="{joined}"></path>' if joined else "") + content
-
-
-def _is_grid(element: Element) -> bool:
-    style = element.get("style", "")
-    return f"stroke: {FAINT}" in style and f"stroke-width: {GRID_WIDTH}" in style
 
 
 def _style(style: str, tag: str) -> str:

@@ -514,7 +514,7 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             first = single_title(top["candidate"])
         words = f"In the table {first} leads with {metric.shown(top['score']):.3f}, above every"
         words += f" fusion; the best of them is {name} with {shown}."
-    elif single and abs(score - _best_single_score(table)) < 1e-9:
+    elif single and abs(score - max(x["score"] for x in table if x["family"] == "single")) < 1e-9:
         words = f"In the table {name} and {single} lead with {shown}."
     else:
         words = f"In the table {name} leads with {shown}"
@@ -532,10 +532,6 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             share = f"{metric.shown(line['score']):.3f}"
             sentences.append(f"Every fusion scores below the {line['candidate']} ({share}).")
     return sentences
-
-
-def _best_single_score(table: Sequence[Mapping[str, Any]]) -> float:
-    return max(float(line["score"]) for line in table if line["family"] == "single")
 
 
 def under_dropout(summary: Summary) -> dict[str, Any] | None:
@@ -560,7 +556,8 @@ def under_dropout(summary: Summary) -> dict[str, Any] | None:
     titles = [metric, *(title for title in (MISSING, LOST) if title in known)]
     rows, numbers = [], []
     for candidate in candidates:
-        intervals = _intervals(summary, candidate)
+        scores = _scores(summary, candidate).items()
+        intervals = {x: summary.interval(y, damaged=x == LOST) for x, y in scores}
         changes = _changes(summary, candidate, whole.get(parse(candidate.name).base))
         values = [_value(summary, intervals.get(title)) for title in titles]
         changed = [_change(summary, changes.get(title)) for title in titles]
@@ -585,13 +582,6 @@ def _scores(summary: Summary, candidate: CandidateResults) -> dict[str, NDArray[
         LOST: lost_area(candidate, modalities),
     }
     return {title: x for title, x in scores.items() if x is not None}
-
-
-def _intervals(summary: Summary, candidate: CandidateResults) -> dict[str, Interval]:
-    return {
-        title: summary.interval(scores, damaged=title == LOST)
-        for title, scores in _scores(summary, candidate).items()
-    }
 
 
 def _changes(

@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -91,24 +91,23 @@ def refused(scan: ScannedData) -> Iterator[Finding]:
 def unreadable(scan: ScannedData) -> Iterator[Finding]:
     """Values that cannot be decoded."""
     for values in scan.values.values():
-        if values.errors:
-            yield Finding(
-                check="unreadable",
-                severity="error",
-                modality=values.name,
-                message=f"{len(values.errors):,} of {counted(values.total, 'value')} cannot be"
-                f" decoded: {next(iter(values.errors.values()))}",
-                advice="fix the files; --data.on_error missing or skip trains without them",
-                groups=singles(values.errors),
-                details=values.errors,
-            )
+        yield from _of_values(
+            values,
+            values.errors,
+            "unreadable",
+            f"cannot be decoded: {next(iter(values.errors.values()), '')}",
+            advice="fix the files; --data.on_error missing or skip trains without them",
+            severity="error",
+            details=values.errors,
+        )
 
 
 def silent(scan: ScannedData) -> Iterator[Finding]:
     """Clips without sound; a constant offset is no sound."""
     for values in _of_kind(scan, "audio"):
         chosen = values.numbers["peak"] < SILENT
-        yield from _few(values, chosen, "silent", "clips are silent (peak below -60 dB)")
+        rows = values.rows[chosen]
+        yield from _of_values(values, rows, "silent", "are silent (peak below -60 dB)", "clip")
 
 
 def blank(scan: ScannedData) -> Iterator[Finding]:
@@ -120,20 +119,31 @@ def blank(scan: ScannedData) -> Iterator[Finding]:
         chosen = values.numbers["spread"] <= (BLANK if is_image else 0.0)
         if not is_image:  # a single entry is always constant
             chosen &= values.numbers["length"] * values.numbers["dim"] > 1
-        noun = "images are of one colour" if is_image else "values are constant"
-        yield from _few(values, chosen, "blank", noun)
+        noun, problem = ("image", "are of one colour") if is_image else ("value", "are constant")
+        yield from _of_values(values, values.rows[chosen], "blank", problem, noun)
 
 
-def _few(values: Values, chosen: np.ndarray, name: str, noun: str) -> Iterator[Finding]:
-    rows = values.rows[chosen]
+def _of_values(
+    values: Values,
+    rows: Collection[int] | NDArray[np.int64],
+    check: str,
+    problem: str,
+    noun: str = "value",
+    *,
+    advice: str = "empty these cells: a fusion handles a missing value, not an empty one",
+    severity: Severity | None = None,
+    details: Mapping[int, str] | None = None,
+) -> Iterator[Finding]:
+    """Say how many of a modality's values have a problem, if any; how severe follows from that."""
     if len(rows):
         yield Finding(
-            check=name,
-            severity=by_share(len(rows), values.total),
+            check=check,
+            severity=severity or by_share(len(rows), values.total),
             modality=values.name,
-            message=f"{len(rows):,} of {values.total:,} {noun}",
-            advice="empty these cells: a fusion handles a missing value, not an empty one",
+            message=f"{len(rows):,} of {counted(values.total, noun)} {problem}",
+            advice=advice,
             groups=singles(rows),
+            details=details or {},
         )
 
 
@@ -145,18 +155,12 @@ def near_empty_text(scan: ScannedData) -> Iterator[Finding]:
         # A letter of a script without an alphabet may be a word.
         pairs = list(zip(values.texts, letters, strict=True))
         chosen &= np.array([text.isascii() or n == 0 for text, n in pairs])
-        rows = values.rows[chosen]
-        if len(rows):
-            texts = [values.texts[place] for place in np.flatnonzero(chosen)]
-            yield Finding(
-                check="near_empty_text",
-                severity="warning",
-                modality=values.name,
-                message=f"{len(rows):,} of {counted(values.total, 'text')} have almost no letters",
-                advice="empty these cells, so that the text counts as missing",
-                groups=singles(rows),
-                details=dict(zip(rows.tolist(), map(repr, texts), strict=True)),
-            )
+        places = np.flatnonzero(chosen)
+        details = {int(values.rows[place]): repr(values.texts[place]) for place in places}
+        problem = "have almost no letters"
+        yield from _of_values(
+            values, details, "near_empty_text", problem, "text", severity="warning", details=details
+        )
 
 
 def encoding_damage(scan: ScannedData) -> Iterator[Finding]:
@@ -167,17 +171,11 @@ def encoding_damage(scan: ScannedData) -> Iterator[Finding]:
             for row, text in zip(values.rows, values.texts, strict=True)
             if (problem := damaged_text(text))
         }
-        if damage:
-            yield Finding(
-                check="encoding_damage",
-                severity=by_share(len(damage), values.total),
-                modality=values.name,
-                message=f"{len(damage):,} of {counted(values.total, 'text')} look damaged by a"
-                f" wrong encoding: {next(iter(damage.values()))}",
-                advice="export the file again as UTF-8, or name its encoding (--data.encoding)",
-                groups=singles(damage),
-                details=damage,
-            )
+        problem = f"look damaged by a wrong encoding: {next(iter(damage.values()), '')}"
+        advice = "export the file again as UTF-8, or name its encoding (--data.encoding)"
+        yield from _of_values(
+            values, damage, "encoding_damage", problem, "text", advice=advice, details=damage
+        )
 
 
 def damaged_text(text: str) -> str:

@@ -63,24 +63,20 @@ def write_report(report: AuditReport, path: Path) -> None:
     """Write the page of an audit."""
     counts = Counter(finding.severity for finding in report.findings)
     dataset = report.scan.dataset
+    sizes = Counter(report.scan.splits[report.scan.rows].tolist())
+    splits = [*report.scan.split_names, *([""] if sizes[""] else [])]
     page = template("page.html", PACKAGE).render(
         title=f"Audit of {dataset.source}",
         report=report,
         dataset=dataset,
         counts=counts,
-        splits=_split_sizes(report.scan),
+        splits=[(name or "no split", sizes[name]) for name in splits],
         findings=[_finding(report, finding) for finding in report.findings],
         facts=[_with_bars(table) for table in report.facts],
         seconds=sum(report.seconds.values()),
         version=__version__,
     )
     write_text(path, page)
-
-
-def _split_sizes(scan: ScannedData) -> list[tuple[str, int]]:
-    counts = Counter(scan.splits[scan.rows].tolist())
-    names = [*scan.split_names, *([""] if counts[""] else [])]
-    return [(name or "no split", counts[name]) for name in names]
 
 
 def _finding(report: AuditReport, finding: Finding) -> dict[str, Any]:

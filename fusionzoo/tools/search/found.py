@@ -67,7 +67,8 @@ class Found:
         path, cards = Path(path), []
         for hit in self.hits:
             previews = self.samples.previews(hit.id)
-            shown = {n: str(x)[:MAX_VALUE] for n, x in hit.columns.items() if _is_shown(n, x)}
+            columns = {n: x for n, x in hit.columns.items() if not n.startswith("present_")}
+            shown = {n: str(x)[:MAX_VALUE] for n, x in columns.items() if x not in (None, "")}
             texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
             paths = {name: source for name, source in hit.sources.items() if name not in texts}
             cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
@@ -78,10 +79,6 @@ class Found:
         )
         write_text(path, page)
         return path
-
-
-def _is_shown(name: str, value: Any) -> bool:
-    return value is not None and value != "" and not name.startswith("present_")
 
 
 def print_found(result: Found) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import replacing_folder, write_json
 
 from .vectors import BLOCK, PartsOfRows, VectorFile, array_blocks, nearest, unit
@@ -58,13 +58,11 @@ class Index:
 
     def __init__(self, folder: Path, about: IndexFacts) -> None:
         self.about, faiss = about, import_faiss()
-        try:
+        with explained(f"{folder} is damaged; remove it", OSError, RuntimeError, ValueError):
             self._cells = faiss.read_index(str(folder / "cells.faiss"))
             # Copy-on-write, so that torch takes it; nothing is written.
             self.vectors = np.load(folder / "vectors.npy", mmap_mode="c")
             self.usable = np.load(folder / "usable.npy")
-        except (OSError, RuntimeError, ValueError) as error:
-            raise FusionZooError(f"{folder} is damaged; remove it: {one_line(error)}") from None
 
     def search(
         self, queries: Tensor, k: int, allowed: Tensor | None = None, visited: int | None = None
@@ -138,10 +136,8 @@ def build_index(file: VectorFile, column: str, say: Any = print) -> Index:
 
 def import_faiss() -> Any:
     """Import FAISS, which the extra `search` installs."""
-    try:
+    with explained("an index needs FAISS, pip install 'fusionzoo[search]'", ImportError):
         import faiss
-    except ImportError:
-        raise FusionZooError("an index needs FAISS: pip install 'fusionzoo[search]'") from None
     return faiss
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file, scaled
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, explained, located
 
 BLOCK = 1 << 15  # rows in memory that are compared at a time; torch starts threads for more
 READ = 1 << 14  # rows read at a time
@@ -163,12 +163,8 @@ class VectorFile:
         size = sum(about.st_size for about in stats)
         return {"bytes": size, "modified_ns": modified, "rows": self.rows}
 
-    @contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise FusionZooError(f"{self.path} cannot be read: {one_line(error)}") from error
+    def _one_line_errors(self) -> AbstractContextManager[None]:
+        return explained(f"{self.path} cannot be read", pa.ArrowException, OSError)
 
     def _needed(self, name: str) -> list[str]:
         """Return the stored columns from which the vectors of a column are decoded."""
@@ -184,10 +180,8 @@ class VectorFile:
             decoded = [self._decode(batch, part) for part in parts]
             total = torch.stack([unit(vectors) for vectors, _ in decoded]).sum(0)
             return total, (total != 0).any(1)
-        try:
+        with located(f"{self.path}: {name!r}"):
             matrix = matrix_of(batch.column(name), self.dims[name])
-        except FusionZooError as error:
-            raise FusionZooError(f"{self.path}: {name!r}: {error}") from None
         if f"{name}_scale" in batch.schema.names:
             matrix = scaled(matrix, batch.column(f"{name}_scale"))
         matrix = matrix.astype(np.float32, copy=not matrix.flags.writeable)
@@ -204,14 +198,11 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
     if isinstance(path, VectorFile):
         return path
     path = Path(path)
-    try:
+    damages = (pa.ArrowException, ValueError, OSError)
+    with explained(f"{path} cannot be read as embeddings", *damages):
         stored = open_embedding_file(path)
         schema, rows = stored.schema, stored.rows
         metadata = json.loads((schema.metadata or {}).get(b"fusionzoo", b"{}"))
-    except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, FusionZooError):
-            raise
-        raise FusionZooError(f"{path} cannot be read as embeddings: {one_line(error)}") from None
     lists = [x for x in schema if _holds_vectors(x.type)]
     dims = {x.name: _width(stored, x) for x in lists if x.name not in OTHER_LISTS}
     if "id" not in schema.names or not dims:

@@ -13,7 +13,7 @@ from fusionzoo.config import from_settings
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import THRESHOLD, THRESHOLDS, Between, Count, option
 from fusionzoo.devices import pick_device
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.tools.search.search import Searcher
@@ -115,11 +115,9 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
         )
     if token and len(token) < SHORTEST_TOKEN:
         raise FusionZooError(f"the token has {len(token)} characters; at least {SHORTEST_TOKEN}")
-    try:
+    with explained("serve needs pip install 'fusionzoo[serve]'", ImportError):
         from .app import Batching, Service, create_app
         from .intake import RequestLimits
-    except ImportError as error:
-        raise FusionZooError("serve needs pip install 'fusionzoo[serve]'") from error
     if model is None:
         if not cfg.model:
             raise FusionZooError("no model: it comes first, or as --model")
@@ -140,9 +138,6 @@ def build_app(cfg: ServeConfig, model: FusionModel | None = None) -> FastAPI:
         timeout=cfg.timeout,
     )
     batching = Batching(
-        rows=cfg.batch_size,
-        wait=cfg.wait_ms / 1000,
-        waiting=cfg.waiting,
-        threads=cfg.decoders,
+        rows=cfg.batch_size, wait=cfg.wait_ms / 1000, waiting=cfg.waiting, threads=cfg.decoders
     )
     return create_app(Service(model, searcher, limits, batching), token)
