@@ -258,7 +258,8 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         "tags": TargetCalibration(thresholds={"3": 0.45}, scores=[0.1 * x for x in range(10)]),
         "price": TargetCalibration(scores=[0.5 * x for x in range(10)]),
     }
-    stored = {"name": "manifest", "columns": {"table": ["age", "town"]}, "id_column": "no"}
+    stored = {"name": "manifest", "columns": {"table": ["age", "town"], "id": "no"}}
+    stored["kinds"] = {"table": "tabular"}
     columns = ({"name": "age", "mean": 40.0, "std": 12.0}, {"name": "town", "values": ["A", "B"]})
     encoders = {"table": {"name": "tabular/mlp", "columns": columns, "kind": "tabular"}}
     model = create_model({"name": "concat", "dim": 8}, encoders, targets=targets)
@@ -285,20 +286,20 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        [],
-        ["--coverage", "0.8"],
-        ["--threshold", "0.01", "--thresholds", '{"tags.7": 0.01, "3": 0.99}'],
-        ["--coverage", "0.99"],  # more than ten samples allow
-        ["--thresholds", '{"4": 0.5}'],
+        ([], 0),
+        (["--coverage", "0.8"], 0),
+        (["--threshold", "0.01", "--thresholds", '{"tags.7": 0.01, "3": 0.99}'], 0),
+        (["--coverage", "0.99"], 2),  # more than ten samples allow
+        (["--thresholds", '{"4": 0.5}'], 2),
     ],
 )
 def test_predict_writes_one_table_for_a_model_and_its_export(
-    words: list[str], predicted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, predicted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (wanted, code), (table, code_of_export) = predicted(*words)
-    assert code_of_export == code
+    (wanted, code_of_model), (table, code_of_export) = predicted(*words)
+    assert code_of_model == code_of_export == code
     lines = capsys.readouterr().out.splitlines()
     if code:
         return
