@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.registry import Entry, Registry
-from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, masked_mean
+from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, evaluating, masked_mean
 
 MODES = ("none", "all", "all_but_last_<n>", "norm")
 Item = dict[str, Tensor]
@@ -76,59 +76,101 @@ def _without_gaps(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def layer_numbers(module: nn.Module) -> dict[str, int]:
     """Map the name of each parameter to the number of its layer, 0 at the input.
 
+    Layers that no feature of an encoder depends on are none: their parameters have number 0.
+
     >>> layer_numbers(nn.Sequential(nn.Linear(1, 1, False), nn.ReLU(), nn.Linear(1, 1, False)))
     {'0.weight': 0, '2.weight': 1}
     """
+    unread = module.unread if isinstance(module, Encoder) else frozenset()
+    read = {name: p.numel() for name, p in module.named_parameters() if name not in unread}
     net = getattr(module, "net", None)
     if isinstance(net, nn.Module) and hasattr(net, "group_matcher"):
-        return _timm_layer_numbers(module, net)
-    layers = _transformer_blocks(module) or _children(module)
+        return _timm_layer_numbers(module, net, read)
+    layers = _transformer_blocks(module, read) or _children(module, read)
     numbers, number = {}, 0
     for name, _ in module.named_parameters():
         matches = [i for i, layer in enumerate(layers) if f"{name}.".startswith(f"{layer}.")]
-        # Parameters come in order: one outside of all layers belongs to the layer before it.
-        number = matches[0] if matches else number
-        numbers[name] = number
+        if matches or name in read:
+            # Parameters come in order: one outside of all layers belongs to the layer before it.
+            number = numbers[name] = matches[0] if matches else number
+        else:
+            numbers[name] = 0
     return numbers
 
 
-def _timm_layer_numbers(module: nn.Module, net: nn.Module) -> dict[str, int]:
+def _timm_layer_numbers(
+    module: nn.Module, net: nn.Module, read: Mapping[str, int]
+) -> dict[str, int]:
     from timm.models import group_parameters
 
     groups = group_parameters(net, net.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
-    numbers = cast("dict[str, int]", groups)
-    return {
-        name: numbers.get(name.removeprefix("net."), 0) for name, _ in module.named_parameters()
-    }
+    groups = cast("dict[str, int]", {f"net.{name}": number for name, number in groups.items()})
+    ranks = {x: rank for rank, x in enumerate(sorted({groups[x] for x in groups.keys() & read}))}
+    return {name: ranks.get(groups.get(name, 0), 0) for name, _ in module.named_parameters()}
 
 
-def _transformer_blocks(module: nn.Module) -> list[str]:
+def _transformer_blocks(module: nn.Module, read: Mapping[str, int]) -> list[str]:
     """Return a name for what precedes the blocks, then the blocks of the largest module list."""
     lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
-    name = max(lists, key=lambda name: _num_parameters(lists[name]), default="")
-    blocks = [f"{name}.{key}" for key, part in lists.get(name, nn.Module()).named_children()]
+    largest = max(lists, key=lambda name: _size(name, read), default="")
+    blocks = [f"{largest}.{key}" for key, _ in lists.get(largest, nn.Module()).named_children()]
+    blocks = [name for name in blocks if _size(name, read)]
     return ["<before>", *blocks] if blocks else []
 
 
-def _children(module: nn.Module) -> list[str]:
+def _children(module: nn.Module, read: Mapping[str, int]) -> list[str]:
     """Return the children with weights; one with more than half of all is replaced by its own."""
-    layers, half = [("", module)], _num_parameters(module) / 2
+    layers, half = [""], _size("", read) / 2
     while large := [
-        i for i, (_, part) in enumerate(layers) if _num_parameters(part) > half and _parts(part)
+        i for i, x in enumerate(layers) if _size(x, read) > half and _parts(module, x, read)
     ]:
-        name, layer = layers[large[0]]
-        layers[large[0] : large[0] + 1] = [
-            (f"{name}.{key}".removeprefix("."), part) for key, part in _parts(layer)
-        ]
-    return [name for name, layer in layers if any(p.ndim > 1 for p in layer.parameters())]
+        layers[large[0] : large[0] + 1] = _parts(module, layers[large[0]], read)
+    return [
+        name for name in layers if any(p.ndim > 1 for p in module.get_submodule(name).parameters())
+    ]
 
 
-def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, part) for name, part in module.named_children() if _num_parameters(part)]
+def _parts(module: nn.Module, name: str, read: Mapping[str, int]) -> list[str]:
+    """Return the names of the children of a part that features depend on."""
+    keys = (key for key, _ in module.get_submodule(name).named_children())
+    return [part for key in keys if _size(part := f"{name}.{key}".lstrip("."), read)]
 
 
-def _num_parameters(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+def _size(part: str, read: Mapping[str, int]) -> int:
+    """Return the number of weights in a part of a module that features depend on."""
+    return sum(size for name, size in read.items() if not part or name.startswith(f"{part}."))
+
+
+def unread_parameters(encoder: Encoder) -> frozenset[str]:
+    """Return the names of the parameters that no feature of a blank item depends on, in evaluation.
+
+    Found in autograd's graph, of which no activation is kept and nothing is drawn at random.
+    """
+    processor = encoder.processor(False)
+    device = next((x.device for x in (*encoder.parameters(), *encoder.buffers())), None)
+    named = {name: p for name, p in encoder.named_parameters() if p.is_floating_point()}
+    trained = {name for name, p in named.items() if p.requires_grad}
+    drop = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
+    try:
+        for parameter in named.values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad(), evaluating(encoder), torch.random.fork_rng([]), drop:
+            blank = processor.collate([processor.blank()])
+            features = encoder({name: x.to(device) for name, x in blank.items()})
+    finally:
+        for name, parameter in named.items():
+            parameter.requires_grad_(name in trained)
+    reached, nodes = set(), [x.grad_fn for x in (features.tokens, features.pooled)]
+    seen = set(nodes)
+    while nodes:
+        if (node := nodes.pop()) is None:
+            continue
+        if hasattr(node, "variable"):
+            reached.add(id(node.variable))
+        more = {x for x, _ in node.next_functions} - seen
+        seen |= more
+        nodes += more
+    return frozenset(name for name, p in named.items() if id(p) not in reached)
 
 
 def freeze(module: nn.Module, mode: str, name: str) -> list[nn.Module]:
@@ -294,6 +336,7 @@ class Encoder(nn.Module):
     frozen: bool = False
     sharded: bool = False  # whether its weights are sharded over processes
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
+    unread: frozenset[str] = frozenset()  # names of parameters that no feature depends on
     frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
     augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
     cut_by = ""  # the setting that says how much is read of a long value

@@ -21,7 +21,7 @@ from fusionzoo.files import without_folders
 from fusionzoo.structures import evaluating
 
 from ._torchaudio import torchaudio_or_none
-from .base import Encoder, called_modules
+from .base import Encoder, called_modules, unread_parameters
 from .wrapped import WRAPPED
 
 # Keys of state dicts in a checkpoint; of several in one file, the first of these is read.
@@ -346,35 +346,20 @@ def add_lora(
         inject_adapter_in_model(config, net)
     except (ValueError, TypeError) as error:
         raise FusionZooError(f"{name}: {one_line(error)}") from error
-    adapted = {
-        key.partition(".lora_")[0] for key, x in encoder.named_parameters() if x.requires_grad
-    }
+    adapters = {key for key, x in encoder.named_parameters() if x.requires_grad}
+    adapted = {key.partition(".lora_")[0] for key in adapters}
     if skipped := sorted(adapted - called):
         raise FusionZooError(
             f"{name}.targets: an adapter beside {skipped[0]} has no effect, as"
             f" {type(net).__name__} reads its weight itself; others are"
             f" {', '.join(_called_linear(encoder, called)) or 'not there'}"
         )
-    if is_new and not _reaches_adapters(encoder):
+    if is_new and adapters <= unread_parameters(encoder):
         raise FusionZooError(
             f"{name}: nothing would be trained, as no feature of {type(net).__name__} depends on"
             f" the adapters beside {', '.join(targets)}: {name}.targets names other layers"
         )
     return {**settings, "targets": targets}
-
-
-def _reaches_adapters(encoder: Encoder) -> bool:
-    """Whether the features of a blank item have a gradient by some adapter."""
-    processor = encoder.processor(False)
-    blank = processor.collate([processor.blank()])
-    with torch.enable_grad(), evaluating(encoder):
-        features = encoder(blank)
-        total = features.tokens.sum() + features.pooled.sum()
-    adapters = [x for x in encoder.parameters() if x.requires_grad]
-    if not total.requires_grad:
-        return False
-    gradients = torch.autograd.grad(total, adapters, allow_unused=True)
-    return any(x is not None for x in gradients)
 
 
 def _called(encoder: Encoder) -> set[str]:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import KINDS, Audio, Features, masked_mean
 
-from .base import Encoder, Item, Processor
+from .base import Encoder, Item, Processor, unread_parameters
 
 WRAPPED = "wrapped"  # the name that a model folder records for a module that it cannot rebuild
 BLANKS: dict[str, Any] = {  # by kind: a value that stands for a sample without the modality
@@ -184,30 +184,16 @@ def adopt(encoder: Encoder, modality: str, kind: str | None) -> Encoder:
     encoder.modality, encoder.kind = modality, kind
     if not encoder.spec:
         encoder.spec = {"name": WRAPPED, "kind": kind, "dim": encoder.dim}
-    if isinstance(encoder, WrappedEncoder):
-        _try_blank(encoder)
-    return encoder
-
-
-@torch.no_grad()
-def _try_blank(encoder: WrappedEncoder) -> None:
-    """Encode a blank value once, so that a wrong width or processor is found here."""
-    prepare = encoder.processor(False)
-    tensors = [*encoder.parameters(), *encoder.buffers()]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    training = [module for module in encoder.modules() if module.training]
-    encoder.eval()
-    try:
-        inputs = prepare.collate([prepare.blank()])
-        encoder.encode({name: x.to(device) for name, x in inputs.items()})
+    if not isinstance(encoder, WrappedEncoder):
+        return encoder
+    try:  # a wrong width or processor is found here
+        encoder.unread = unread_parameters(encoder)
     except Exception as error:
         raise FusionZooError(
-            f"encoders.{encoder.modality}: the wrapped module cannot encode a blank {encoder.kind},"
+            f"encoders.{modality}: the wrapped module cannot encode a blank {kind},"
             f" which stands for a missing one ({one_line(error)}); blank= gives it another value"
         ) from error
-    finally:
-        for module in training:
-            module.training = True
+    return encoder
 
 
 def _padded(rows: Sequence[Features]) -> Features:

@@ -119,7 +119,13 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
     `seen_in_training` marks samples that training or validation read, if there are any. Further
     settings: `split` ("all" by default), `batch_size`, `num_workers`, `device`.
     """
-    from fusionzoo.inference import open_to_predict, prediction_tables, write_tables
+    from fusionzoo.inference import (
+        calibrated_batches,
+        open_model,
+        open_to_predict,
+        prediction_tables,
+        write_tables,
+    )
 
     if isinstance(data, Mapping) and data and not is_table(data):
         known = {"name", "root", *TABLE_WORDS, *(DATASETS["manifest"].parameters)}
@@ -127,8 +133,9 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
             raise FusionZooError("a dict of single values is one row: give a list of rows, [row]")
     named = {**settings, "model": _path_of(model)}
     cfg, dataset = configure(PredictConfig, data, named, store=False)
-    loaded, rows = open_to_predict(cfg, _loaded(model), dataset)
-    predictions = write_tables(cfg, prediction_tables(loaded, rows, cfg))
+    loaded, rows = open_to_predict(cfg, open_model(cfg, _loaded(model)), dataset)
+    answered = calibrated_batches(loaded, rows, cfg)
+    predictions = write_tables(cfg, prediction_tables(loaded, rows, cfg, answered))
     is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
     if isinstance(predictions, Path):
         return predictions

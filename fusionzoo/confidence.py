@@ -9,6 +9,7 @@ Shapes: `N` samples, `K` logits of all targets.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -63,12 +64,15 @@ class Calibration:
         """Return a calibration that answers the second of two classes from the probability
         `threshold` on, and labels above their `thresholds`; labels left out keep theirs.
 
+        `thresholds` also names the second of two classes, and any label as `tags.sea`.
+
         Raises:
-            FusionZooError: no target of two classes, or several; a label that no target has
+            FusionZooError: no target of two classes, or several; a label that no target has, or
+                several
         """
         chosen = {target.name: dict(self.targets[target.name].thresholds) for target in targets}
+        of_two = [x for x in targets if isinstance(x, OneOf) and len(x.classes) == 2]
         if threshold is not None:
-            of_two = [x for x in targets if isinstance(x, OneOf) and len(x.classes) == 2]
             if len(of_two) != 1:
                 raise FusionZooError(
                     f"--threshold {threshold:g} is for a model with one target of two classes, and"
@@ -76,16 +80,16 @@ class Calibration:
                 )
             chosen[of_two[0].name] = {of_two[0].classes[1]: threshold}
         many = [x for x in targets if isinstance(x, AnyOf)]
-        if thresholds and not many:
+        pairs = [(x.name, y) for x in many for y in x.classes]
+        pairs += [(x.name, x.classes[1]) for x in of_two]
+        if thresholds and not pairs:
             raise FusionZooError(
-                "--thresholds is for labels of a multilabel target, and this model has none: leave"
-                " it out"
+                "--thresholds is for labels of a multilabel target and the second of two classes,"
+                " and this model has none: leave it out"
             )
-        places = {
-            f"{x.name}.{label}" if len(many) > 1 else label: (x.name, label)
-            for x in many
-            for label in x.classes
-        }
+        counts = Counter(label for _, label in pairs)
+        places = {label: (name, label) for name, label in pairs if counts[label] == 1}
+        places |= {f"{name}.{label}": (name, label) for name, label in pairs}
         for word, value in thresholds.items():
             check_known(word, places, f"--thresholds: the model has no label {word!r}")
             name, label = places[word]

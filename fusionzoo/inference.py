@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial as bind
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusionzoo.answering import Answering
 from fusionzoo.cells import fold
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
@@ -34,7 +35,7 @@ from fusionzoo.datasets.tables.tabular import strange_cells
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
-from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularEncoder
+from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularProcessor
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.measure import (
     POSITIVE,
@@ -72,6 +73,7 @@ from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.multitask import Tasks
 from fusionzoo.training.tasks import OBJECTIVES, standard_objective
 
+A = TypeVar("A", bound=Answering)
 Settings = EvaluateConfig | PredictConfig
 RETRIEVAL = "retrieval"
 INTERVALS = "intervals"  # key of figures of two classes with their 95 % intervals
@@ -156,7 +158,7 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
     return load(cfg.model, device, plugins=cfg.plugins)
 
 
-def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDataset:
+def open_data(cfg: Settings, model: Answering, dataset: InMemory) -> PairedDataset:
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
     refuse_augmentation(cfg.data)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
@@ -173,7 +175,7 @@ def open_data(cfg: Settings, model: FusionModel, dataset: InMemory) -> PairedDat
     return rows.only(read) if len(read) < len(rows.modalities) else rows
 
 
-def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
+def warn_of_strange(model: Answering, dataset: PairedDataset) -> None:
     """Say what modalities that the model reads no sample has, and what cells training did not see:
     other categories, numbers far outside of its range."""
     has = dict(zip(dataset.modalities, dataset.present.any(0).tolist(), strict=True))
@@ -183,16 +185,14 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
             f"warning: missing in all samples, as {dataset.source} has none: {', '.join(absent)}"
             f" (--data.columns.{absent[0]} names the column of a table)"
         )
-    for note in notes_of_cuts(model.named_encoders(), dataset):
-        print(note)
+    if isinstance(model, FusionModel):
+        for note in notes_of_cuts(model.named_encoders(), dataset):
+            print(note)
     strange: dict[type[Column], list[str]] = {kind: [] for kind in STRANGE}
-    for name, encoder in model.named_encoders():
-        if (
-            not isinstance(encoder.reader, TabularEncoder)
-            or dataset.modalities.get(name) != "tabular"
-        ):
+    for name, processor in model.collate().processors.items():
+        if not isinstance(processor, TabularProcessor) or dataset.modalities.get(name) != "tabular":
             continue
-        columns = {fold(column.name): column for column in encoder.reader.columns}
+        columns = {fold(column.name): column for column in processor.columns}
         tests = {column: x.is_strange for column, x in columns.items()}
         for column, note in strange_cells(dataset, name, tests).items():
             strange[type(columns[column])].append(f"{note} ({name})")
@@ -203,7 +203,7 @@ def warn_of_strange(model: FusionModel, dataset: PairedDataset) -> None:
 
 def open_for_model(
     cfg: Settings | EmbedConfig,
-    model: FusionModel,
+    model: Answering,
     dataset: InMemory,
     targets: Mapping[str, str] | None,
 ) -> tuple[PairedDataset, Tree]:
@@ -231,7 +231,7 @@ def open_for_model(
     return _split_as_trained(opened, model), settings
 
 
-def _without_further_media(done: Completed, model: FusionModel) -> Completed:
+def _without_further_media(done: Completed, model: Answering) -> Completed:
     """Drop columns called `image`, `audio`, ... that the model does not read."""
     if done.loaded is None:
         return done
@@ -242,7 +242,7 @@ def _without_further_media(done: Completed, model: FusionModel) -> Completed:
     return replace(done, loaded=replace(done.loaded, table=table.drop_columns(further)))
 
 
-def _split_as_trained(dataset: PairedDataset, model: FusionModel) -> PairedDataset:
+def _split_as_trained(dataset: PairedDataset, model: Answering) -> PairedDataset:
     """Return the same samples; splits by hash are as where the model's labels are read, and images
     have the range of training."""
     dataset = dataset.read_as(model.data_settings)
@@ -276,6 +276,11 @@ def encode_batches(
             batch = batch.to(model.device)
             yield batch, model.encode(batch)
             progress.update(len(batch.ids))
+    warn_of_failures(dataset)
+
+
+def warn_of_failures(dataset: PairedDataset) -> None:
+    """Say which values could not be decoded since the data set was opened."""
     failures = dataset.failures()
     if failures:
         sample_id, modality = failures[0]
@@ -567,15 +572,13 @@ def predict(
     `<target>.label` and so on; numbers have no probabilities. Returns the file written (`cfg.out`,
     .parquet or .csv), or without one the table in memory.
     """
-    model, opened = open_to_predict(cfg, model, dataset)
-    return write_tables(cfg, prediction_tables(model, opened, cfg))
+    model, opened = open_to_predict(cfg, open_model(cfg, model), dataset)
+    answered = calibrated_batches(model, opened, cfg)
+    return write_tables(cfg, prediction_tables(model, opened, cfg, answered))
 
 
-def open_to_predict(
-    cfg: PredictConfig, model: FusionModel | None, dataset: InMemory
-) -> tuple[FusionModel, PairedDataset]:
-    """Return the model and the samples that a prediction is about."""
-    model = open_model(cfg, model)
+def open_to_predict(cfg: PredictConfig, model: A, dataset: InMemory) -> tuple[A, PairedDataset]:
+    """Return the model, with its thresholds, and the samples that a prediction is about."""
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: it can only embed")
     model = model.with_thresholds(cfg.threshold, cfg.thresholds)
@@ -585,7 +588,7 @@ def open_to_predict(
     return model, open_data(cfg, model, dataset)
 
 
-def say_unlearnt(model: FusionModel) -> None:
+def say_unlearnt(model: Answering) -> None:
     """Say which multilabel targets have no thresholds."""
     for target in model.answer_targets:
         entry = model.calibration and model.calibration.targets[target.name]
@@ -624,7 +627,7 @@ def _with_joined_lists(table: pa.Table) -> pa.Table:
     return table
 
 
-def check_coverage(model: FusionModel, coverage: float) -> None:
+def check_coverage(model: Answering, coverage: float) -> None:
     """Raise an error where the model folder's validation scores do not allow this coverage."""
     if model.calibration is None:
         raise FusionZooError(
@@ -648,15 +651,26 @@ def _writer_for(path: Path) -> Callable[[str, pa.Schema], Any]:
 
 
 @torch.no_grad()
-def prediction_tables(
+def calibrated_batches(
     model: FusionModel, dataset: PairedDataset, cfg: PredictConfig
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield every batch and its logits (B, K), in the data's order."""
+    for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
+        yield batch, model.calibrated_logits(features)
+
+
+def prediction_tables(
+    model: Answering,
+    dataset: PairedDataset,
+    cfg: PredictConfig,
+    answered: Iterable[tuple[Batch, Tensor]],
 ) -> Iterator[pa.Table]:
-    """Yield a table of predictions for each batch."""
+    """Yield a table of predictions for each batch and its logits (B, K), divided by the
+    temperatures."""
     repeated = dataset.provenance.repeated_ids or {}
     types = {**model.types_of_labels, "id": dataset.provenance.types.get("id", "")}
     seen = _ids_seen(model, dataset)
-    for batch, features in encode_batches(model, dataset, cfg, "predict", by_length=False):
-        logits = model.calibrated_logits(features)
+    for batch, logits in answered:
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
         answers = model.decode(logits, named.ids)
         table = prediction_table(named, answers, list(model.modalities), types)
@@ -672,7 +686,7 @@ def prediction_tables(
         yield table
 
 
-def _ids_seen(model: FusionModel, dataset: PairedDataset) -> set[str]:
+def _ids_seen(model: Answering, dataset: PairedDataset) -> set[str]:
     """Return the ids of the samples that training or validation read, as far as is known."""
     by_split = seen_rows(model.trained_on, dataset, list(model.modalities)).values()
     masks = [x.tolist() for x in by_split if x is not None]

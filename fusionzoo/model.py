@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fusionzoo.confidence import NAME as CALIBRATION
-from fusionzoo.confidence import Calibration, TargetCalibration
+from fusionzoo.answering import Answering
+from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
@@ -35,7 +34,7 @@ from fusionzoo.structures import (
     check_finite,
     evaluating,
 )
-from fusionzoo.targets import OneOf, Target, decode, from_spec
+from fusionzoo.targets import Target, from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
 from fusionzoo.version import __version__
 
@@ -183,7 +182,7 @@ def _resume_training(norm: nn.Module, inputs: Any, output: Any) -> None:
         norm.training, norm.paused = True, False  # type: ignore[assignment]
 
 
-class FusionModel(nn.Module):
+class FusionModel(Answering, nn.Module):
     """One encoder per modality, then a fusion.
 
     Only rows that have a modality are encoded (gathered, encoded, scattered back), so a missing
@@ -282,11 +281,6 @@ class FusionModel(nn.Module):
             or {name: origin_of(encoder) for name, encoder in self.named_encoders()},
         }
         return {**self._components, **{key: x for key, x in added.items() if x}}
-
-    @property
-    def answer_targets(self) -> list[Target]:
-        """What the model answers: its targets, else one class of `classes`, as target `target`."""
-        return [OneOf("target", tuple(self.classes))] if self.targets is None else self.targets
 
     @property
     def modalities(self) -> dict[str, str]:
@@ -421,11 +415,6 @@ class FusionModel(nn.Module):
         answers = self.decode(self._in_batches(samples, batch_size, run)["logits"])
         return [as_trained(answer, self.types_of_labels) for answer in answers]
 
-    @property
-    def types_of_labels(self) -> Mapping[str, str]:
-        """Target -> what its labels were in the training data, before they were read as text."""
-        return {} if self.trained_on is None else self.trained_on.types
-
     def answer(self, features: Mapping[str, Features]) -> list[Any]:
         """Answer samples that `encode` has encoded, see `predict`."""
         return self.decode(self.calibrated_logits(features))
@@ -441,30 +430,6 @@ class FusionModel(nn.Module):
         scaled = self.calibration.scale(self.answer_targets, logits)
         has_any = torch.stack([x.mask.any(1) for x in features.values()]).any(0)[:, None]
         return torch.where(has_any, scaled, logits)
-
-    def with_thresholds(self, threshold: float | None, thresholds: Mapping[str, float]) -> Self:
-        """Return this model, or one with the same weights that answers by other thresholds, see
-        `Calibration.with_thresholds`."""
-        if threshold is None and not thresholds:
-            return self
-        targets = self.answer_targets
-        measured = self.calibration or Calibration(
-            targets={target.name: TargetCalibration() for target in targets}
-        )
-        model = copy(self)
-        model.calibration = measured.with_thresholds(targets, threshold, thresholds)
-        return model
-
-    def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
-        """Return the answers to `calibrated_logits` (B, K), see `predict`.
-
-        Raises:
-            FusionZooError: an answer is no finite number; the sample is named by `ids` or number
-        """
-        check_finite(logits, ids=ids)
-        if self.calibration is not None:
-            return self.calibration.decode(self.answer_targets, logits)
-        return decode(self.answer_targets, logits)
 
     def collate(self, *samples: Any, train: bool = False) -> Any:
         """Return the picklable function that turns a list of samples into this model's batch."""
@@ -537,22 +502,12 @@ class FusionModel(nn.Module):
         config = public_spec({**about, **recorded, "classes": self.classes, **self.spec})
         trained_on = self.trained_on and self.trained_on.without_folders()
         write_json(folder / "config.json", config)
-        if self.calibration is not None:
-            self.calibration.save(folder)
-        else:
-            (folder / CALIBRATION).unlink(missing_ok=True)
-        if trained_on is not None:
-            trained_on.save(folder)
+        self.save_facts(folder)
         num_parameters = sum(p.numel() for p in self.parameters())
         card = card_text(config, trained_on, num_parameters, repository)
         write_card(folder, self.readme or card)
         write_digests(folder, files_of_model(folder, list(self.encoders)))
         return folder
-
-    @property
-    def data_settings(self) -> Mapping[str, Any]:
-        """The settings of the training data, as `--data` has them; empty where not known."""
-        return {} if self.trained_on is None else self.trained_on.settings
 
     def batch(self, samples: Batch | Sequence[Raw | Sample]) -> Batch:
         """Turn raw samples, or rows of a table, into a batch on the model's device.

@@ -35,6 +35,7 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
     ("config", "devices", "distributed", "fsdp", "memory", "processes"),
     ("encoders", "fusion", "datasets"),  # these three never import one another
     (
+        "answering",
         "confidence",
         "features",
         "graphs",

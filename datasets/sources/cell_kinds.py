@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -34,8 +35,13 @@ DATE_PARTS = ("year", "days", "month", "weekday", "hour")  # columns that a date
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the locale
 SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")
-TIME = re.compile(r"[ T,]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?$")
-LONGEST_DAY = 10  # characters of a date without a time
+CLOCK = (  # `7:05`, `10`, `1030`, `10:30:15,5`, and an offset from UTC; words may precede a colon
+    r"(?:.*[ T,](?=[0-9]{1,2}:))?([01][0-9]|2[0-4]|[0-9](?=:))"
+    r"(?::?([0-5][0-9])(?::?([0-5][0-9](?:[.,][0-9]+)?))?)?"
+    r"\s*(?:Z|([+-][0-9]{2}):?([0-9]{2})?)?"
+)
+CLOCK_NAMES = ["hour", "minute", "second", "ahead", "minutes_ahead"]
+TIME = re.compile(rf"[^ T,]+[ T,]{CLOCK}")  # of a date and its time
 ISO_DATE = re.compile(r"([0-9]{4})[-/.]([0-9]{1,2})[-/.]([0-9]{1,2})(?:[ T].*)?")
 Reader = Callable[[str], "datetime.date | None"]
 
@@ -94,23 +100,19 @@ def date_patterns(kind: str) -> dict[str, Any]:
     the names of their groups, the parts that each date becomes, and which of the hours count."""
     detail = kind.partition(" ")[2]
     order, timed = order_of(detail) or "excel", detail.endswith(TIMED)
-    clock = r"(?:.*[ T,])?([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}(?:\.[0-9]+)?))?"
-    zone = r"\s*(?:Z|([+-][0-9]{2}):?([0-9]{2})?)?"
-    day, year, names = "([0-9]{1,2})", "([0-9]{4})", ["hour", "minute", "second"]
-    iso = rf"{year}[-/.]{day}[-/.]{day}(?:[ T]{clock}{zone}|[ T].*)?"
-    patterns: list[tuple[str, list[str]]] = [
-        (iso, ["year", "month", "day", *names, "ahead", "minutes_ahead"])
-    ]
+    day, year = "([0-9]{1,2})", "([0-9]{4})"
+    iso = rf"{year}[-/.]{day}[-/.]{day}(?:[ T]{CLOCK}|[ T].*)?"
+    patterns: list[tuple[str, list[str]]] = [(iso, ["year", "month", "day", *CLOCK_NAMES])]
     if order in ("dmy", "mdy"):
         first = ["day", "month"] if order == "dmy" else ["month", "day"]
-        numeric = rf"{day}([./-]){day}\2([0-9]{{4}}|[0-9]{{2}})(?:[ T,]{clock}|[ T,].*)?"
-        patterns.append((numeric, [first[0], "sign", first[1], "year", *names]))
+        numeric = rf"{day}([./-]){day}\2([0-9]{{4}}|[0-9]{{2}})(?:[ T,]{CLOCK}|[ T,].*)?"
+        patterns.append((numeric, [first[0], "sign", first[1], "year", *CLOCK_NAMES]))
     if order == "excel":
         patterns = [(rf"({NUMBER_PATTERN.replace('(', '(?:')})", ["serial"])]
     return {
         "patterns": patterns,
         "parts": DATE_PARTS if timed else DATE_PARTS[:-1],
-        "clock": names if timed else [],
+        "clock": CLOCK_NAMES[:3] if timed else [],
         "timed": timed,
         "weekdays": WEEKDAYS,
     }
@@ -178,17 +180,18 @@ def have_times(cells: Iterable[str], order: str) -> bool:
 def _day_and_hour(cell: str, read: Reader, order: str) -> tuple[datetime.date | None, float]:
     """Return the day and the hour of a date, in UTC where it has an offset."""
     cell = cell.strip()
-    if order == "excel":
-        date = read(cell)
-        seconds = None if date is None else (float(cell) - (EPOCH - EXCEL_START).days) * 86_400
-    elif len(cell) <= LONGEST_DAY:
-        return read(cell), 0.0
-    else:
-        seconds = _moment(cell, read)
-    if seconds is None:
+    date = read(cell)
+    if date is None:
         return None, 0.0
+    if order == "excel":
+        seconds = (float(cell) - (EPOCH - EXCEL_START).days) * 86_400
+    else:
+        seconds = _seconds(date, cell)
     days, rest = divmod(round(seconds, 3), 86_400)
-    return EPOCH + datetime.timedelta(days=days), rest / 3600
+    try:
+        return EPOCH + datetime.timedelta(days=days), rest / 3600
+    except OverflowError:  # an offset leads out of the years 1 to 9999
+        return None, 0.0
 
 
 def _date_columns(name: str, column: ArrowColumn, detail: str) -> dict[str, ArrowColumn]:
@@ -279,15 +282,20 @@ def read_moments(cells: list[str], order: str = "") -> list[float | None]:
 def _moment(cell: str, read: Reader) -> float | None:
     if is_number(cell):
         return float(cell)
-    date = read(cell)
-    if date is None or cell[:4].isdigit():
-        with suppress(ValueError):
-            moment = datetime.datetime.fromisoformat(cell)
-            return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    if date is None:
-        return None
-    time = TIME.search(cell)
-    hours, minutes, seconds = (float(x or 0) for x in time.groups()) if time else (0.0, 0.0, 0.0)
+    if (date := read(cell)) is not None:
+        return _seconds(date, cell)
+    with suppress(ValueError):
+        moment = datetime.datetime.fromisoformat(cell)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    return None
+
+
+def _seconds(date: datetime.date, cell: str) -> float:
+    """Return the seconds since 1970, in UTC, of a cell with this date and perhaps a time."""
+    clock = TIME.fullmatch(cell)
+    read = [(x or "0").replace(",", ".") for x in clock.groups()] if clock else ["0"] * 5
+    hours, minutes, seconds, ahead, minutes_ahead = map(float, read)
+    minutes -= 60 * ahead + math.copysign(minutes_ahead, -1 if read[3].startswith("-") else 1)
     return (date - EPOCH).days * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 

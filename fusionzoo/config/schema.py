@@ -23,7 +23,10 @@ PLUGINS = "files or modules with components of your own, `my_fusion.py`: docs/pl
 THRESHOLD = (
     "of two classes: the positive one, the second, is answered from this probability on, 0.3"
 )
-THRESHOLDS = "label -> probability above which it is answered; of others the learnt one, or 0.5"
+THRESHOLDS = (
+    "label, or `tags.sea`, -> probability above which it is answered; of others the learnt one, or"
+    " 0.5"
+)
 HIDDEN = {"hidden": True}  # no setting: filled in while settings are read, and stored nowhere
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]

@@ -84,12 +84,40 @@ def test_the_layers_of_a_transformer_are_embeddings_then_blocks_and_rest_if_froz
     bert: dict[str, Any],
 ) -> None:
     for name, number in layer_numbers(build("text", bert)).items():
-        wanted = 0 if "embeddings" in name else 2 if "layer.1." in name or "pooler" in name else 1
+        wanted = 2 if "layer.1." in name else 1 if "layer.0." in name else 0  # no feature is pooled
         assert number == wanted, name
     encoder = build("text", bert, freeze="all_but_last_1").train()
     assert not encoder.net.embeddings.dropout.training
     assert not encoder.net.encoder.layer[0].attention.output.dropout.training
     assert encoder.net.encoder.layer[1].attention.output.dropout.training
+
+
+class WithNeck(nn.Module):
+    """Calls layers that its answer does not depend on, as the neck of SAM 3 is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.neck = nn.ModuleList(nn.Linear(4, 40) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[:2]:
+            x = block(x)
+        for layer in (*self.neck, self.blocks[2]):
+            layer(x)
+        return x
+
+
+def test_layers_that_no_feature_depends_on_are_none() -> None:
+    encoder = fusionzoo.wrap_encoder(WithNeck(), dim=4, kind="vector", blank=torch.zeros(4))
+    frozen = next(encoder.parameters()).requires_grad_(False)
+    fusionzoo.create_model("concat", {"vector": encoder}, 2, dim=4)
+    assert not frozen.requires_grad and encoder.training
+    numbers = layer_numbers(encoder)
+    read = {name: x for name, x in numbers.items() if name not in encoder.unread}
+    assert [*read.values()] == [1, 1, 2, 2]
+    assert all(".blocks." in name for name in read)
+    assert {numbers[name] for name in encoder.unread} == {0}
 
 
 def test_elsewhere_layers_are_the_children_in_order() -> None:

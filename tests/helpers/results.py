@@ -89,7 +89,7 @@ TABLES = (
     Table(
         "authors.csv",
         "python perf/authors.py runs/authors",  # clones of the repositories that it names
-        ("perf/authors.py", "perf/_authors", "fusion"),
+        ("perf/authors.py", "perf/_authors", "fusion", "fusionzoo/training/balance"),
     ),
     script("default", (*TRAINING, "encoders/tabular.py")),
     script("encoder_costs", ("encoders", "datasets/collate.py")),

@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
 import fusionzoo as fz
+from fusionzoo.cli import main
+from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.datasets.media.decode import decode_image
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, create_model
+from fusionzoo.targets import AnyOf, Number, OneOf
 from fusionzoo.tools.export import web
 from fusionzoo.tools.export.export import export
 from fusionzoo.tools.export.folder import example
 from fusionzoo.tools.export.preprocess import describe
-from fusionzoo.trained_on import TrainedOn
+from fusionzoo.trained_on import TrainedOn, hash_texts
 from helpers.serving import serving
 
 requests = pytest.importorskip("requests")
@@ -65,6 +70,10 @@ CELLS: dict[str, list[Any]] = {
         *(None, "2021-02-03", "3.2.21", "3/2/71", "03.02.2021 14:30", "2021-02-03T23:30:00-05:00"),
         *("2021-02-03T00:30Z", "2021/1/2 7:05:30", "31.02.2021", "13.13.2021", "44000", 44000),
         *("soon", "03.02-2021", "3.2.2021, 10:15", "0001-01-01", "2020-02-29", "1969-12-31"),
+        *("2021-02-03T10", "2021-02-03 1030", "2021-02-03T103015.5", "2021-02-03T10:30:15,5"),
+        *("2021-02-03T10+02", "2021-2-3T9:30 -05:30", "2021-02-03T93", "2021-02-03 at 7:05"),
+        *("3.2.21 10", "3.2.21, 10:30+05:00", "2021-02-03T25:00", "2021-02-03T24:00"),
+        *("20210203T1030", "9999-12-31T23:00-05:00", "0001-01-01T01:00+05:00", "2021-02-03 a 10"),
     ],
     "age": [None, "31", "31,5", "31.5", "31 kg", "\u0663", "true", -7, 1e9, "1_0", "٣", "+4", ".5"],
     "Ort": [
@@ -230,6 +239,99 @@ def test_every_door_reads_odd_values_as_the_model_does(
 def test_a_row_of_the_table_and_its_cells_have_one_answer(model: FusionModel) -> None:
     row, cells = model.predict([ROW]), model.predict([{"table": ROW}])
     assert row[0].probabilities == pytest.approx(cells[0].probabilities, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Predict a table by the folder of a model and by that of its export; returns both tables."""
+    folder = tmp_path_factory.mktemp("predicted")
+    torch.manual_seed(0)
+    targets = [
+        OneOf("sick", ("false", "true")),
+        OneOf("grade", ("1", "2", "3")),
+        AnyOf("tags", ("3", "7")),
+        Number("price", mean=3.0, deviation=2.0),
+    ]
+    measured = {
+        "sick": TargetCalibration(temperature=2.0, scores=[0.1 * x for x in range(10)]),
+        "grade": TargetCalibration(scores=[0.1 * x for x in range(10)]),
+        "tags": TargetCalibration(thresholds={"3": 0.45}, scores=[0.1 * x for x in range(10)]),
+        "price": TargetCalibration(scores=[0.5 * x for x in range(10)]),
+    }
+    stored = {"name": "manifest", "columns": {"table": ["age", "town"], "id": "no"}}
+    stored["kinds"] = {"table": "tabular"}
+    columns = ({"name": "age", "mean": 40.0, "std": 12.0}, {"name": "town", "values": ["A", "B"]})
+    encoders = {"table": {"name": "tabular/mlp", "columns": columns, "kind": "tabular"}}
+    model = create_model({"name": "concat", "dim": 8}, encoders, targets=targets)
+    types = {"sick": "bool", "grade": "int", "tags": "list of int"}
+    ids = {"train": hash_texts(["7", "8"]), "val": hash_texts(["9"])}
+    trained_on = TrainedOn(settings=stored, ids=ids, types=types)
+    model.complete(trained_on=trained_on, calibration=Calibration(targets=measured)).eval()
+    model.save(folder / "model")
+    export(model, folder / "exported")
+    lines = ["no,age,town", "6,31,A", "7,52,B", "8,64,Rome", "9,,A"]
+    (folder / "new.csv").write_text("\n".join(lines) + "\n")
+
+    def predict(*words: str) -> list[tuple[Any, int]]:
+        tables = []
+        for name in ("model", "exported"):
+            out = folder / f"{name}.parquet"
+            root = ["--data.root", str(folder / "new.csv"), "--out", str(out)]
+            out.unlink(missing_ok=True)
+            code = main(["predict", str(folder / name), *root, *words])
+            tables.append((pq.read_table(out) if code == 0 else None, code))
+        return tables
+
+    return predict
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], 0),
+        (["--coverage", "0.8"], 0),
+        (["--threshold", "0.01", "--thresholds", '{"tags.7": 0.01, "3": 0.99}'], 0),
+        (["--coverage", "0.99"], 2),  # more than ten samples allow
+        (["--thresholds", '{"4": 0.5}'], 2),
+    ],
+)
+def test_predict_writes_one_table_for_a_model_and_its_export(
+    words: list[str], code: int, predicted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (wanted, code_of_model), (table, code_of_export) = predicted(*words)
+    assert code_of_model == code_of_export == code
+    lines = capsys.readouterr().out.splitlines()
+    if code:
+        return
+    assert table.schema == wanted.schema
+    assert table["seen_in_training"].to_pylist() == [False, True, True, True]
+    assert {*table["sick.label"].to_pylist()} <= {True, False}
+    assert {*table["grade.label"].to_pylist()} <= {1, 2, 3}
+    for name in wanted.column_names:
+        ours, theirs = table[name].to_pylist(), wanted[name].to_pylist()
+        is_real = pa.types.is_floating(table[name].type)
+        assert ours == (pytest.approx(theirs, abs=1e-5) if is_real else theirs), name
+    assert sum("Rome" in line for line in lines) == 2  # a town that training did not see
+
+
+def test_an_export_of_a_model_with_a_threshold_answers_by_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoders = {"scores": {"name": "vector/identity", "in_dim": 3, "kind": "vector"}}
+    model = create_model({"name": "concat", "dim": 8}, encoders, classes=["no", "yes"]).eval()
+    for threshold, label in ((0.001, "yes"), (0.999, "no")):
+        chosen = model.with_thresholds(threshold, {})
+        exported = export(chosen, tmp_path / label).folder
+        sample = {"scores": [0.1, 0.2, 0.3]}
+        assert chosen.predict([sample])[0].label == label
+        assert fz.load(exported, runtime="onnx").predict([sample])[0].label == label
+
+
+def test_an_option_that_an_export_does_not_take_is_refused(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data.root", "new.csv", "--out", "p.csv", "--device", "cuda"]
+    assert main(["predict", str(exported), *words]) == 2
+    assert "was exported and runs on the CPU" in capsys.readouterr().err
 
 
 RAMP = np.linspace(0, 4000, 900).reshape(30, 30)

@@ -153,6 +153,9 @@ def test_chosen_thresholds_decide_alike_in_answers_and_figures_and_others_stay()
     chosen = stored.with_thresholds(targets, 0.3, {"sea": 0.2})
     assert chosen.targets["d"].thresholds == {"sick": 0.3}
     assert chosen.targets["tags"].thresholds == {"sea": 0.2, "sun": 0.7}
+    printed = {"d.sick": 0.3, "tags.sea": 0.2, "tags.sun": 0.7}  # by `evaluate`
+    assert stored.with_thresholds(targets, None, printed) == chosen
+    assert stored.with_thresholds(targets, None, {"sick": 0.3, "sea": 0.2}) == chosen
     assert stored.targets["d"].thresholds == {}  # the model that is stored stays as it is
     logits = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
     moved = chosen.move(targets, logits, torch.ones(200, dtype=torch.bool))
@@ -180,6 +183,10 @@ def test_thresholds_that_do_not_fit_are_refused(
     stored = Calibration(targets={x.name: TargetCalibration() for x in targets})
     with pytest.raises(FusionZooError, match=problem):
         stored.with_thresholds(targets, threshold, thresholds)
+    both = [*targets, AnyOf("marks", ("sea", "sky"))]
+    stored = Calibration(targets={x.name: TargetCalibration() for x in both})
+    with pytest.raises(FusionZooError, match=r"no label 'sea'.*marks\.sea"):
+        stored.with_thresholds(both, None, {"sea": 0.2})
     with pytest.raises(FusionZooError, match="--thresholds is for labels"):
         Calibration(targets={"kind": TargetCalibration()}).with_thresholds(
             targets[1:], None, {"a": 0.2}

@@ -153,7 +153,8 @@ def category(cell: Any, by: Any) -> str:
 def date(cell: Any, how: Any) -> dict[str, Any]:
     tried = [(re.fullmatch(x, str(cell)), names) for x, names in how["patterns"]]
     read = next((dict(zip(names, x.groups("0"), strict=True)) for x, names in tried if x), {})
-    start, clock = datetime.date(1970, 1, 1), [float(read.get(x, 0)) for x in how["clock"]]
+    start = datetime.date(1970, 1, 1)
+    clock = [float(read.get(x, "0").replace(",", ".")) for x in how["clock"]]
     try:
         if "serial" in read:  # days of a spreadsheet
             if not 1 <= float(read["serial"]) <= 2958465:

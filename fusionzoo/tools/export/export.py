@@ -42,9 +42,10 @@ MOST_SHOWN = 8  # numbers of a vector in the command that is printed
 HELP = """
 Write a model for other runtimes: `fusionzoo export runs/a --format onnx --out exported`.
 
-The folder holds the graph, preprocess.json, labels.json, digests and an example script that needs
-no fusionzoo. The graph is compared with the model at other numbers of rows, other lengths and every
-subset of modalities; one that differs is not written. Needs `fusionzoo[onnx]` for ONNX.
+The folder holds the graph, preprocess.json, labels.json, digests, what the model folder says of
+training data and calibration, and an example script that needs no fusionzoo. The graph is compared
+with the model at other numbers of rows, other lengths and every subset of modalities; one that
+differs is not written. Needs `fusionzoo[onnx]` for ONNX.
 """
 
 
@@ -210,6 +211,7 @@ def _export(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> Exporte
             worst, inputs = _write_whole(model, folder, cfg.format)
         about = write_preprocess(model, folder, inputs, split=cfg.split)
         decode = write_labels(model, folder)
+        model.save_facts(folder)
         if page is not None:
             check_web(about, decode)
         if cfg.format == "onnx":

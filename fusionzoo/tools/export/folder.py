@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.datasets.opening.as_trained import SHARED_BY_FILES
 from fusionzoo.files import write_json, write_text
 from fusionzoo.model import FusionModel
-from fusionzoo.targets import OneOf, Target
 
 from .preprocess import OWN, describe
 from .runtime import FORMAT, LABELS, PREPROCESS
@@ -23,31 +21,23 @@ def write_preprocess(
     model: FusionModel, folder: Path, inputs: Collection[str], *, split: bool
 ) -> dict[str, Any]:
     """Write preprocess.json and the files it names; return its contents."""
-    modalities, stored = {}, data_settings(model)
+    modalities = {}
     for name, encoder in model.named_encoders():
         modalities[name] = {
             "kind": encoder.kind,
             "inputs": [x for x in inputs if x.startswith(f"{name}.")],
             "one_length": encoder.one_length,
             "width": encoder.dim,
-            "processor": describe(encoder, folder / name, stored),
+            "processor": describe(encoder, folder / name, model.data_settings),
         }
-    about = {"format": FORMAT, "split": split, "modalities": modalities, "data": stored}
+    about = {"format": FORMAT, "split": split, "modalities": modalities}
     write_json(folder / PREPROCESS, about)
     return about
 
 
-def data_settings(model: FusionModel) -> dict[str, Any]:
-    """Return how the training data were read, without the file; empty where it is not known."""
-    stored = {} if model.trained_on is None else model.trained_on.without_folders().settings
-    return {x: stored[x] for x in ("name", *SHARED_BY_FILES) if x in stored}
-
-
 def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
     """Write labels.json: classes, targets, and how each target's logits are read."""
-    targets: Sequence[Target] = model.targets or ()
-    if model.targets is None and model.classes:
-        targets = [OneOf("target", tuple(model.classes))]
+    targets = model.answer_targets if model.targets or model.classes else []
     decode: list[dict[str, Any]] = []
     first = 0
     for target in targets:

@@ -308,12 +308,13 @@ function date(cell, how) {
     if (!year || midnight.getUTCMonth() !== read.month - 1 || midnight.getUTCDate() !== Number(read.day)) throw refused;
     const west = (read.ahead ?? "").startsWith("-") ? -1 : 1;
     const ahead = how.timed ? 3600 * (read.ahead ?? 0) + 60 * west * (read.minutes_ahead ?? 0) : 0;
-    const clock = how.clock.reduce((sum, name, place) => sum + read[name] * 60 ** (2 - place), 0);
+    const clock = how.clock.reduce((sum, name, place) => sum + read[name].replace(",", ".") * 60 ** (2 - place), 0);
     seconds = midnight / 1000 + clock - ahead;
   } else if (!(read.serial >= 1 && read.serial <= 2958465)) throw refused;
   seconds = Math.round(1000 * seconds) / 1000;
   const days = Math.floor(seconds / DAY);
   const on = new Date(1000 * DAY * days);
+  if (!(on.getUTCFullYear() >= 1 && on.getUTCFullYear() <= 9999)) throw refused; // by its offset
   return [on.getUTCFullYear(), days, String(on.getUTCMonth() + 1), how.weekdays[(on.getUTCDay() + 6) % 7], (seconds - days * DAY) / 3600];
 }
 

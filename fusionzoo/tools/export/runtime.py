@@ -12,25 +12,27 @@ import torch
 from torch import Tensor
 
 from fusionzoo import loading
-from fusionzoo.confidence import Calibration, TargetCalibration
+from fusionzoo.answering import Answering
+from fusionzoo.confidence import Calibration
 from fusionzoo.config import PredictConfig
-from fusionzoo.datasets import Collate, PairedBatchSampler, make_sampler
+from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.as_trained import complete_for_model
 from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows, read_value
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
+from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, check_finite, predictions
-from fusionzoo.targets import Target, from_spec
+from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, check_finite
+from fusionzoo.targets import from_spec
+from fusionzoo.trained_on import TrainedOn, as_trained
 
 from .graph import Inputs, by_name
 from .preprocess import build
 
-FORMAT = 3  # of an exported folder
+FORMAT = 4  # of an exported folder
 MODEL, INT8 = "model.onnx", "model.int8.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
 FUSION = "fusion.onnx"
@@ -43,7 +45,7 @@ class Half(NamedTuple):
     width: int
 
 
-class OnnxModel:
+class OnnxModel(Answering):
     """An exported model: `predict` and `embed` raw samples as `FusionModel` does.
 
     Rows of one length are run together where an encoder needs that. Of a split model, an encoder
@@ -74,21 +76,15 @@ class OnnxModel:
             self._check_answers()
 
     def _describe(self, about: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
-        self.modalities = {name: x["kind"] for name, x in about["modalities"].items()}
-        self.classes: list[str] = labels["classes"]
-        self.targets: list[Target] | None = None
-        if labels["targets"] is not None:
-            self.targets = [from_spec(x["spec"]) for x in labels["targets"]]
+        self._kinds = {name: x["kind"] for name, x in about["modalities"].items()}
+        self.classes = labels["classes"]
+        specs = labels["targets"]
+        self.targets = None if specs is None else [from_spec(x["spec"]) for x in specs]
+        self.trained_on = TrainedOn.load(self.folder)
         # The graph divides by the temperatures.
-        self._calibration = Calibration(
-            targets={
-                x["name"]: TargetCalibration(thresholds=x.get("thresholds", {}))
-                for x in labels["decode"]
-            }
-        )
+        self.calibration = Calibration.load(self.folder, self.answer_targets)
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
         self._described = {name: x["processor"] for name, x in about["modalities"].items()}
-        self.data_settings = about["data"]
 
     def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
         if about["split"]:
@@ -111,6 +107,10 @@ class OnnxModel:
             raise FusionZooError(
                 f"{LABELS} has {len({*named})} answers, the graph {shapes['logits']}"
             )
+
+    @property
+    def modalities(self) -> Mapping[str, str]:
+        return self._kinds
 
     def collate(self) -> Collate:
         """Return the function that turns a list of samples into the graph's batch."""
@@ -181,16 +181,10 @@ class OnnxModel:
 
     def predict(self, samples: Batch | Sequence[Any]) -> list[Any]:
         """Answer raw samples as `FusionModel.predict` does: a `Prediction`, labels or numbers."""
-        return self.decode(self.answer(self._batch(samples))["logits"])
-
-    def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
-        """Turn logits into the answers of `predict`."""
-        check_finite(logits, ids=ids)
-        if self.targets is not None:
-            return self._calibration.decode(self.targets, logits)
-        if not self.classes:
+        if not (self.classes or self.targets):
             raise FusionZooError("this model was trained without a target: it can only embed")
-        return predictions(self.classes, logits.softmax(-1))
+        answers = self.decode(self.answer(self._batch(samples))["logits"])
+        return [as_trained(answer, self.types_of_labels) for answer in answers]
 
     def _batch(self, samples: Batch | Sequence[Any]) -> Batch:
         if isinstance(samples, Batch):
@@ -266,35 +260,29 @@ def load(
 
 def predict(cfg: PredictConfig) -> Path | pa.Table:
     """Predict every sample of a data set by an exported folder, see `fusionzoo.predict`."""
-    from fusionzoo.inference import prediction_table, with_name_of_ids, write_tables
-    from fusionzoo.inputs.data import open_dataset
+    from fusionzoo.inference import open_to_predict, prediction_tables, write_tables
 
-    if not cfg.data.get("name"):
-        raise FusionZooError("--data.name is missing: a data set, or manifest for a file")
-    if cfg.threshold is not None or cfg.thresholds:
+    if cfg.device not in ("auto", "cpu"):
         raise FusionZooError(
-            "--threshold and --thresholds are for the model folder: what was exported keeps its own"
+            f"--device {cfg.device}: {cfg.model} was exported and runs on the CPU; a model folder"
+            " takes other devices"
         )
-    model = OnnxModel(cfg.model)
-    done = complete_for_model(cfg.data, model.data_settings)
-    done.show()
-    dataset = open_dataset(done.to_open)
-    dataset = dataset if cfg.split == "all" else dataset.split(cfg.split)
+    load_plugins(cfg.plugins)
+    model, dataset = open_to_predict(cfg, OnnxModel(cfg.model), None)
+    return write_tables(cfg, prediction_tables(model, dataset, cfg, _answered(model, dataset, cfg)))
 
-    def tables() -> Iterator[pa.Table]:
-        loader = make_loader(
-            dataset,
-            PairedBatchSampler(make_sampler(dataset, shuffle=False, pad=False), cfg.batch_size),
-            model.collate(),
-            num_workers=cfg.num_workers or 0,
-        )
-        for batch in progress_bar(loader, desc="predict", unit="batch"):
-            answers = model.decode(model.answer(batch)["logits"], batch.ids)
-            types = {"id": dataset.provenance.types.get("id", "")}
-            table = prediction_table(batch, answers, list(model.modalities), types)
-            yield with_name_of_ids(table, dataset.provenance.id_column)
 
-    return write_tables(cfg, tables())
+def _answered(
+    model: OnnxModel, dataset: PairedDataset, cfg: PredictConfig
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield every batch and its logits (B, K), in the data's order."""
+    from fusionzoo.inference import warn_of_failures
+
+    sampler = PairedBatchSampler(make_sampler(dataset, shuffle=False, pad=False), cfg.batch_size)
+    loader = make_loader(dataset, sampler, model.collate(), num_workers=cfg.num_workers or 0)
+    for batch in progress_bar(loader, desc="predict", unit="batch"):
+        yield batch, model.answer(batch)["logits"]
+    warn_of_failures(dataset)
 
 
 def _encode(half: Half, name: str, tensors: Mapping[str, Tensor], rows: Tensor, count: int) -> Any:

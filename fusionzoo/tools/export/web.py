@@ -13,6 +13,8 @@ from typing import Any
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, replacing_folder, write_text
 from fusionzoo.html.template import template
+from fusionzoo.model_folder import NAME as DIGESTS
+from fusionzoo.model_folder import OPTIONAL
 from fusionzoo.version import __version__
 
 from .preprocess import OWN
@@ -30,7 +32,7 @@ PACKAGES = {
     "@huggingface/tokenizers": ("0.2", ("dist/tokenizers.min.mjs",)),
 }
 SCRIPTS = ("page.js", "prepare.js")
-NEED_NOT = ("example.py", "digests.json", "*int8*")  # of the exported folder
+NEED_NOT = ("example.py", "*int8*", DIGESTS, *OPTIONAL)  # of the exported folder
 
 
 def check_web(about: Mapping[str, Any], decode: list[dict[str, Any]]) -> None:

@@ -28,8 +28,8 @@ class AGM(Balance):
     kappa_m = exp(alpha min(r^_m - r_m, 10)). The loss uses f(all) with its value unchanged; the
     gradient that reaches phi_m is multiplied by kappa_m. Costs 2^M - 1 additional passes of the
     fusion (not of the encoders), without dropout. Differs from the authors' code: any fusion and
-    number of modalities; modalities outside S are absent instead of zero; running means restart in
-    every epoch.
+    number of modalities; modalities outside S are absent instead of zero; half of f(nothing) is no
+    part of phi_m; running means hold the current batch, too, and restart in every epoch.
 
     Missing: phi_m is exactly 0 in such rows, and they are left out of s_m.
     Pitfall: has no effect on a fusion whose loss ignores the fused logits; raises an error.

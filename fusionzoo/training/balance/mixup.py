@@ -36,9 +36,10 @@ class MixUp(Balance):
     processes. Of tokens, those at the same place are mixed; where only one text has a token there,
     it stays whole.
     With weights of rows each of the two losses counts by its own sample's.
-    Differs from the paper: after the encoders, so texts and token sequences mix too (as Verma et
-    al. 2019, arXiv:1806.05236); the partner's features carry no gradient, so that nothing is
-    exchanged in the backward pass; the modalities' own heads learn from unmixed features.
+    Differs from the paper: lambda is 0.5 or more; after the encoders, so texts and token sequences
+    mix too (as Verma et al. 2019, arXiv:1806.05236); the partner's features carry no gradient, so
+    that nothing is exchanged in the backward pass; the modalities' own heads learn from unmixed
+    features.
 
     Missing: a modality that the row lacks stays missing; one that only the partner lacks stays
     unmixed, and the label's share is the mean share of the row's modalities.
