@@ -24,17 +24,7 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.registry import import_siblings
 
 from ._torchaudio import torchaudio_or_none
-from .base import (
-    ENCODERS,
-    Encoder,
-    EncoderEntry,
-    Item,
-    Processor,
-    initialise,
-    norms,
-    unread_parameters,
-    varies,
-)
+from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import read_json, shared_checkpoints
 from .image import TIMM_CONFIG, in_timm, timm_models
 from .open_clip import CONFIG as OPEN_CLIP_CONFIG
@@ -112,8 +102,6 @@ def create_encoder(
         _log.info("%s: %s", modality, load_weights(encoder, weights, match=match, prefix=prefix))
     if lora is not None:
         settings["lora"] = _adapt(encoder, lora, freeze, is_new=assets is None)
-    if freeze != "all":
-        encoder.unread = unread_parameters(encoder)
     encoder.freeze(freeze)
     spec = {"name": name, "kind": encoder.kind, "freeze": freeze, "weights": weights}
     spec |= {"match": match, "prefix": prefix, "init": init, **settings}

@@ -81,7 +81,11 @@ def layer_numbers(module: nn.Module) -> dict[str, int]:
     >>> layer_numbers(nn.Sequential(nn.Linear(1, 1, False), nn.ReLU(), nn.Linear(1, 1, False)))
     {'0.weight': 0, '2.weight': 1}
     """
-    unread = module.unread if isinstance(module, Encoder) else frozenset()
+    unread: frozenset[str] = frozenset()
+    if isinstance(module, Encoder):
+        if module.unread is None:
+            module.unread = unread_parameters(module)
+        unread = module.unread
     read = {name: p.numel() for name, p in module.named_parameters() if name not in unread}
     net = getattr(module, "net", None)
     if isinstance(net, nn.Module) and hasattr(net, "group_matcher"):
@@ -336,7 +340,7 @@ class Encoder(nn.Module):
     frozen: bool = False
     sharded: bool = False  # whether its weights are sharded over processes
     eval_modules: Sequence[nn.Module] = ()  # frozen parts, which stay in evaluation mode
-    unread: frozenset[str] = frozenset()  # names of parameters that no feature depends on
+    unread: frozenset[str] | None = None  # parameters that no feature depends on, once measured
     frozen_rows: int | None = None  # rows that a frozen encoder runs at once on a CPU; None: all
     augmentation: Augment | None = None  # of training samples (`augment.py`); None: none
     cut_by = ""  # the setting that says how much is read of a long value

@@ -414,7 +414,7 @@ class TabularMLP(TabularEncoder):
 
 def random_signs(*shape: int) -> Tensor:
     """Return 1 or -1 with equal chances."""
-    return torch.randint(2, shape) * 2.0 - 1
+    return torch.empty(shape).uniform_(-1, 1).sign()
 
 
 class SharedLayer(nn.Module):
@@ -429,8 +429,8 @@ class SharedLayer(nn.Module):
         limit = width_in**-0.5
         self.weight = nn.Parameter(torch.empty(width_in, width_out).uniform_(-limit, limit))
         self.bias = nn.Parameter(torch.empty(members, width_out).uniform_(-limit, limit))
-        first = random_signs(members, width_in) if signs else torch.ones(members, width_in)
-        self.scale_in = nn.Parameter(first)
+        scale = random_signs(members, width_in) if signs else torch.ones(members, width_in)
+        self.scale_in = nn.Parameter(scale)
         self.scale_out = nn.Parameter(torch.ones(members, width_out))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -491,24 +491,23 @@ class TabM(TabularEncoder):
             number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
         )
         width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
-        first_width = width + self.num_numbers + category_dim * len(self.categories)
-        self.layers = nn.ModuleList(
-            SharedLayer(members, *pair, signs=number == 0)
-            for number, pair in enumerate(pairwise([first_width, *[dim] * num_layers]))
+        first = SharedLayer(
+            members, width + self.num_numbers + category_dim * len(self.categories), dim, signs=True
         )
+        others = (SharedLayer(members, dim, dim) for _ in range(num_layers - 1))
+        self.layers = nn.ModuleList([first, *others])
         self.dropout = nn.Dropout(dropout)
         self.factors = nn.Parameter(random_signs(members, dim))
-        self.linear = nn.Linear(2 * self.num_numbers, dim, bias=False) if self.num_numbers else None
-        self.linear_categories = CategoryEmbedding(self.categories, dim) if self.categories else None
+        self.linear = nn.Parameter(torch.zeros(2 * self.num_numbers, dim))
+        self.linear_of_category = CategoryEmbedding(self.categories, dim) if self.embed else None
         with torch.no_grad():
-            self.layers[0].weight[width : width + self.num_numbers] = 0  # as of `TabularMLP`
-            for part in (self.linear, self.linear_categories):
-                for parameter in () if part is None else part.parameters():
-                    parameter.zero_()
+            first.weight[width : width + self.num_numbers] = 0  # as of `TabularMLP`
+            if self.linear_of_category is not None:
+                self.linear_of_category.rows.weight.zero_()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         numbers, missing = self.numbers(inputs)
-        flat = [numbers, missing.to(numbers.dtype)]
+        flat = [numbers, missing.to(numbers.dtype)]  # what the linear map reads, too
         parts = [*flat]
         if self.number_embedding is not None:
             parts[0] = self.number_embedding(numbers).flatten(1)
@@ -517,11 +516,9 @@ class TabM(TabularEncoder):
         x = torch.cat(parts, dim=1)[:, None]  # (B, 1, D), which the first layer makes k of
         for layer in self.layers:
             x = self.dropout(layer(x).relu())
-        pooled = (x * self.factors).mean(1)
-        if self.linear is not None:
-            pooled = pooled + self.linear(torch.cat(flat, dim=1))
-        if self.linear_categories is not None:
-            pooled = pooled + self.linear_categories(*self.codes(inputs)).sum(1)
+        pooled = (x * self.factors).mean(1) + torch.cat(flat, dim=1) @ self.linear
+        if self.linear_of_category is not None:
+            pooled = pooled + self.linear_of_category(*self.codes(inputs)).sum(1)
         mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
         return Features(pooled[:, None], mask, pooled)
 

@@ -189,7 +189,7 @@ class RunConfig:
         "choose encoders, how long and how to train by what is there: fast | good | best; auto ="
         " good, unless --train.epochs or --train.max_steps is set",
     )
-    given: Tree = field(default_factory=dict, metadata=HIDDEN)  # beside a preset: the user's
+    given: Tree = field(default_factory=dict, metadata=HIDDEN, compare=False)  # of the user
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)

@@ -30,9 +30,9 @@ TEXTS = (("a cat", "a much longer line of text about cats", ""), ("to do", "quit
 CLIPS = ((16_000, 9_000), (22_050, 20_000), (16_000, 100))  # Hz, samples
 STEPS = (3, 6, 1)
 COLUMNS: tuple[dict[str, Any], ...] = (  # of an encoder of a table's columns
-    {"name": "age", "mean": 40.0, "std": 12.0},
+    {"name": "age", "mean": 40.0, "std": 12.0, "edges": [18.0, 30.0, 52.0, 90.0]},
     {"name": "colour", "values": ["blue", "red", "yellow"]},
-    {"name": "weight", "mean": 70.0, "std": 9.0},
+    {"name": "weight", "mean": 70.0, "std": 9.0, "edges": [40.0, 65.0, 80.0, 130.0]},
     {"name": "place", "values": ["hall", "yard"]},
 )
 CHECKS: Checks[Maker] = Checks()

@@ -14,6 +14,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS, entry_of
 from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
+from fusionzoo.encoders.base import unread_parameters
 from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.fusion import FUSIONS
@@ -99,6 +100,9 @@ def build_objective(
         kinds=train_set.modalities,
     )
     notes = set_augmentation(model.named_encoders(), cfg.data.get("augment"))
+    for name, encoder in model.named_encoders():
+        if name in cfg.optim.layer_decay or name in cfg.optim.gradual_unfreeze:
+            encoder.unread = unread_parameters(encoder)
     tasks.check_loss_of(cfg.fusion["name"], model.fusion.ignores)
     dims = {name: encoder.dim for name, encoder in model.named_encoders()}
     with_heads = cfg.train.unimodal and train_set.scheme != ()

@@ -47,6 +47,10 @@ UPPER_LAYERS = {
 RATES = {"image": 3e-4, "text": 1e-4}  # by kind, as LAYER_DECAY
 LAYER_DECAY = {"image": 0.85, "text": 0.7}
 
+LIGHT_KINDS = ("vector", "sequence", "tabular")
+# Samples of a step by training rows, where nothing large is trained.
+BATCHES = ((1_000, 32), (2_500, 64), (10_000, 128), (math.inf, 256))
+
 Name = Literal["fast", "good", "best"]
 # Where the weights of a modality's encoder come from. `own`: the data set names an encoder that
 # needs no hub, or the kind has none; `yours`: the user names one; `none`: nowhere.
@@ -82,9 +86,6 @@ LIGHT: dict[Name, Length] = {
     ),
 }
 FINE_TUNING = replace(DEEP["best"], steps=400, fewest=8, most=30, patience=4)
-LIGHT_KINDS = ("vector", "sequence", "tabular")
-# Samples of a step by training rows, where nothing large is trained.
-BATCHES = ((1_000, 32), (2_500, 64), (10_000, 128), (math.inf, 256))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +134,10 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         "epochs": min(length.most, max(length.fewest, math.ceil(length.steps / steps))),
         "patience": length.patience,
         "time_limit": length.time_limit,
-        "trials": length.trials,
         "refit": length.refit and there.rows <= FEW,
     }
+    if length.trials > 1:
+        train["trials"] = length.trials
     if is_light:
         train["metric"] = "loss"  # of few validation rows it tells more than their accuracy
     reasons["train"] = f"{there.rows:,} training rows, {steps:,} steps an epoch"
@@ -145,7 +147,7 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
     if len(there.kinds) == 1:
         fusion = {"fusion": {"name": "late_mean", "project": False}}
         train["unimodal"] = False
-        reasons["fusion"] = "one modality: nothing to fuse"
+        reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
     optim: Tree = {}
     if trained:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
@@ -279,6 +281,8 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     """Return the chosen settings without those that contradict what the user sets."""
     settings = {section: dict(chosen[section]) for section in chosen}
     optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
+    if given.get("fusion"):
+        settings.pop("fusion", None)
     train = given.get("train") or {}
     needless: set[str] = set()
     if train.get("select") == "last":  # whatever validation says
@@ -310,7 +314,8 @@ def _short(value: Any) -> str:
     if "name" in value:
         rest = [f"{key} {x}" for key, x in value.items() if key in ("freeze", "size")]
         return ", ".join([str(value["name"]), *rest])
-    return ", ".join(f"{key} {x}" for key, x in value.items() if x not in (None, False, 1))
+    shown = {key: x for key, x in value.items() if x not in (None, False)}
+    return ", ".join(key if x is True else f"{key} {x}" for key, x in shown.items())
 
 
 def recipe(folder: Path, choices: Sequence[str]) -> list[str]:

