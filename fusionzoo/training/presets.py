@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from fusionzoo.config import RunConfig, from_tree, merge
@@ -46,6 +47,9 @@ UPPER_LAYERS = {
 }
 RATES = {"image": 3e-4, "text": 1e-4}  # by kind, as LAYER_DECAY
 LAYER_DECAY = {"image": 0.85, "text": 0.7}
+SMALL_SIDE = 64  # px; of images up to it a network of photographs, blown up to 224, knows little
+SMALL_RATE = 3e-3  # of a small network that is trained from scratch
+LOOKED_AT = 16  # images of which the side is measured
 
 LIGHT_KINDS = ("vector", "sequence", "tabular")
 # Samples of a step by training rows, where nothing large is trained.
@@ -97,6 +101,7 @@ class PresetInputs:
     kinds: Mapping[str, str]  # modality -> kind
     defaults: Mapping[str, str]  # modality -> name of the data set's encoder
     weights: Mapping[str, Weights]  # modality -> where they come from
+    sides: Mapping[str, int] = field(default_factory=dict)  # modality -> longer side of images, px
     frozen: Collection[str] = ()  # modalities whose encoder the user or the data set freezes
     cores: int = 1
     gpu: str = ""  # kind of device; empty: none
@@ -148,11 +153,14 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         fusion = {"fusion": {"name": "late_mean", "project": False}}
         train["unimodal"] = False
         reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
+    small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
     optim: Tree = {}
-    if trained:
+    if trained or small:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
+        optim["modality_lr"] |= dict.fromkeys(small, SMALL_RATE)
+        reasons["optim.modality_lr"] = "by what is pretrained"
+    if trained:
         optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
-        reasons["optim.modality_lr"] = "pretrained layers move less than the fusion"
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
     settings = {"encoders": encoders, "train": train, "optim": optim, **fusion}
     return PresetChoice(settings, reasons)
@@ -164,12 +172,17 @@ def _choose_encoders(name: Name, there: PresetInputs) -> tuple[dict[str, Tree], 
     trains_upper = name == "best" and (bool(there.gpu) or there.rows <= FEW)
     encoders: dict[str, Tree] = {}
     reasons: dict[str, str] = {}
+    encoder: Tree
     for modality, kind in there.kinds.items():
         weights = there.weights[modality]
         if weights in ("own", "yours"):
             continue
-        if weights == "none" or modality in small:
-            encoder: Tree = dict((SMALL if name == "fast" else at_hand.SCRATCH)[kind])
+        side = there.sides.get(modality, math.inf)
+        if side <= SMALL_SIDE:
+            encoder = {**SMALL["image"], "size": 32 if side <= 32 else 64}
+            why = f"from scratch: images of {side} px"
+        elif weights == "none" or modality in small:
+            encoder = dict((SMALL if name == "fast" else at_hand.SCRATCH)[kind])
             why = "from scratch: no weights in the cache or a package"
             if modality in small:
                 why = f"from scratch: a large one encodes {there.all_rows:,} rows too slowly"
@@ -212,21 +225,36 @@ def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -
         for modality, encoder in merge(encoders, chosen).items()
         if encoder.get("freeze") == "all" and "lora" not in encoder
     ]
+    weights = {
+        modality: _weights(name, encoder, dataset.modalities[modality])
+        if "name" not in (chosen.get(modality) or {})
+        else "yours"
+        for modality, encoder in encoders.items()
+    }
     return PresetInputs(
         rows=dataset.splits.get("train", 0),
         all_rows=len(dataset),
         kinds=dict(dataset.modalities),
         defaults={modality: str(encoder.get("name")) for modality, encoder in encoders.items()},
-        weights={
-            modality: _weights(name, encoder, dataset.modalities[modality])
-            if "name" not in (chosen.get(modality) or {})
-            else "yours"
-            for modality, encoder in encoders.items()
+        weights=weights,
+        sides={
+            modality: _side(dataset, modality)
+            for modality, where in weights.items()
+            if dataset.modalities[modality] == "image" and where not in ("own", "yours")
         },
         frozen=frozen,
         cores=num_cores(),
         gpu="" if world.device.type == "cpu" else world.device.type,
     )
+
+
+def _side(dataset: PairedDataset, modality: str) -> int:
+    """Return the median longer side of some training images, px."""
+    train = dataset.split("train").only(modality)
+    rows = train.present[:, 0].nonzero()[:LOOKED_AT, 0].tolist()
+    images = [sample.values[modality] for row in rows if (sample := train[row]) is not None]
+    flat = [y for x in images for y in (x if isinstance(x, list) else [x]) if y is not None]
+    return int(median(max(image.shape[-2:]) for image in flat)) if flat else SMALL_SIDE + 1
 
 
 def _weights(name: Name, encoder: Mapping[str, Any], kind: str) -> Weights:
