@@ -102,6 +102,7 @@ class PresetInputs:
     defaults: Mapping[str, str]  # modality -> name of the data set's encoder
     weights: Mapping[str, Weights]  # modality -> where they come from
     sides: Mapping[str, int] = field(default_factory=dict)  # modality -> longer side of images, px
+    pretrained: Collection[str] = ()  # modalities whose encoder of the data set has weights
     frozen: Collection[str] = ()  # modalities whose encoder the user or the data set freezes
     cores: int = 1
     gpu: str = ""  # kind of device; empty: none
@@ -175,6 +176,9 @@ def _choose_encoders(name: Name, there: PresetInputs) -> tuple[dict[str, Tree], 
     encoder: Tree
     for modality, kind in there.kinds.items():
         weights = there.weights[modality]
+        if weights == "own" and modality in there.pretrained and name != "best":
+            encoders[modality] = {"freeze": "all"}
+            reasons[f"encoders.{modality}"] = "weights of the data set's encoder; encoded once"
         if weights in ("own", "yours"):
             continue
         side = there.sides.get(modality, math.inf)
@@ -242,6 +246,12 @@ def look_around(name: Name, dataset: PairedDataset, given: Tree, world: World) -
             for modality, where in weights.items()
             if dataset.modalities[modality] == "image" and where not in ("own", "yours")
         },
+        pretrained=[
+            modality
+            for modality, encoder in encoders.items()
+            if "freeze" not in encoder
+            and ("weights" in encoder or "pkg:" in str(encoder.get("name")))
+        ],
         frozen=frozen,
         cores=num_cores(),
         gpu="" if world.device.type == "cpu" else world.device.type,
