@@ -28,7 +28,7 @@ from fusionzoo.training.multitask import targets_of
 from .bench import GOES_ON, Bench, open_bench, tuning_trials
 from .clock import Clock
 from .executors import OutOfTimeError, check_main_module, start_server
-from .fitted.run import obstacle
+from .fit_models import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
 from .report.external import with_predictions

@@ -29,7 +29,7 @@ from .bench import Bench, Fold, Job, Settings, dataset_of, learned_rows, target_
 from .candidates import fusion_of, is_fitted, modalities_of, parse, reads_tokens
 from .examine import Examiner
 from .feeds import BatchFeed, ProbeFeed, device_of
-from .fitted.run import run_fitted
+from .fit_models import run_fitted
 from .store import SeedResult, load, save, weights_path
 from .train import (
     BalancedTrainer,

@@ -54,7 +54,7 @@ class Tasks(nn.Module):
                 for key, title in (dict(task.shown[:1]) | task.titled).items()
             )
 
-        self._slow_leads = False
+        self._slow_leads = self._ranks_by_loss = False
         if metric:
             self._lead_by(metric)
 
@@ -69,6 +69,9 @@ class Tasks(nn.Module):
         of_first = f"{self.first.target.name}.{metric}"
         name = of_first if metric not in known and of_first in known else metric
         check_known(name, known, f"--train.metric {metric}: no figure has this name", "There are")
+        if name == "loss":  # chooses; what is shown stays
+            self._ranks_by_loss = True
+            return
         self.leading, self.higher, self._slow_leads = name, not self._is_error(name), known[name]
         self.shown = tuple(({name: name} | dict(self.shown)).items())
 
@@ -176,8 +179,10 @@ class Tasks(nn.Module):
             task.check_weights()
 
     def rank(self, figures: Metrics) -> tuple[float, float]:
-        """Return a sort key, higher is better: the leading metric, then the negative loss."""
-        return self.leading_value(figures), _nan_last(-figures["loss"])
+        """Return a sort key, higher is better: the leading metric, then the negative loss; with
+        `--train.metric loss` that alone."""
+        by_loss = _nan_last(-figures["loss"])
+        return 0.0 if self._ranks_by_loss else self.leading_value(figures), by_loss
 
     def leading_value(self, figures: Metrics) -> float:
         """Return the leading metric, negated if lower is better."""

@@ -234,7 +234,7 @@ def write_results(
         **notes,
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
-        **{key: x for key, x in state.best.items() if key in ("refit", "seeds")},
+        **{key: x for key, x in state.best.items() if key in ("refit", "seeds", "floors")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
@@ -266,6 +266,12 @@ def show_results(
     epochs = cfg.train.epochs
     if results["best_epoch"] == epochs > 1 and results.get("select") != "last":
         tracker.say(f"the best epoch is the last: --train.epochs {2 * epochs} may be better")
+    better = better_floors(tasks, results)
+    if better:
+        tracker.say(
+            f"Better here than the trained model: {', '.join(better)}. More rows may change that;"
+            f" `{command_line('benchmark')}` tells chance from gain"
+        )
     heads = {name: x["unimodal"] for name, x in results["where_present"].items() if x["unimodal"]}
     short = falls_short(tasks, heads, results["given_only"])
     if short and "modality_dropout" not in cfg.balance:
@@ -282,6 +288,17 @@ def show_results(
         tracker.say(f"        tensorboard --logdir {logs}")
     elif cfg.log == "none":
         tracker.say("curves  --log tensorboard draws them; metrics.jsonl has their figures")
+
+
+def better_floors(tasks: Tasks, results: Mapping[str, Any]) -> list[str]:
+    """Name the floors whose leading metric is visibly better than the model's, and by how much."""
+    name, test = tasks.leading, results["test"]
+    return [
+        f"{line} ({tasks.gain(name, figures, test)})"
+        for line, figures in results.get("floors", {}).items()
+        if tasks.leading_value(figures) > tasks.leading_value(test)
+        and f"{figures[name]:.3f}" != f"{test[name]:.3f}"
+    ]
 
 
 def chosen_weights(results: Mapping[str, Any]) -> str:
@@ -347,6 +364,7 @@ def result_rows(
             if present["unimodal"]:
                 lines[f"{name} alone{among}"] = present["unimodal"]
         lines[f"fusion given {name} only{among}"] = metrics
+    lines |= results.get("floors", {})
     lines |= {f"fusion: {fusion}": test}
     lines |= {f"seed {x['seed']} alone": x["test"] for x in results.get("seeds", ())}
     rows = [

@@ -12,6 +12,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.complete import Completed
 from fusionzoo.devices import is_out_of_memory, seed_everything
 from fusionzoo.distributed import World, from_main, wrap
+from fusionzoo.evaluation.measure import Answers
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import open_dataset, with_image_range, with_validation
@@ -19,6 +20,7 @@ from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
 from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers, metrics_of
+from .floors import floors
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
 from .multitask import build_tasks, targets_of
@@ -84,12 +86,12 @@ def train_once(
             if exit_code := RunInProgress(trainer, loaders, state, folder, tracker).fit():
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
-            val_answers = None  # of the model that has not learnt from validation samples
-            if "val" in loaders:
-                with trainer.ema_weights():
-                    val_answers = collect_answers(trainer, loaders["val"])
-                slow = metrics_of(trainer.module.tasks, val_answers, slow=True)
-                state.best = slow | state.best
+            val_answers = validate(trainer, loaders, state)
+            if choices and not is_trial and cfg.dist.strategy != "fsdp":
+                state.best["floors"] = from_main(
+                    floors(trainer, loaders) if world.main else {}, world
+                )
+                tracker.lap("floors")
             final = trainer
             if cfg.train.refit and has_time_for_refit(trainer, tracker):
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
@@ -196,6 +198,17 @@ def build_loaders(
         name: build_loader(frozen.view(split), collates[name], cfg, world, name)
         for name, split in splits.items()
     }
+
+
+def validate(trainer: Trainer, loaders: Loaders, state: checkpoint.State) -> Answers | None:
+    """Return the answers to the validation samples, if there are some, of the model that has not
+    learnt from them; complete the best epoch's figures with the slow ones."""
+    if "val" not in loaders:
+        return None
+    with trainer.ema_weights():
+        answers = collect_answers(trainer, loaders["val"])
+    state.best = metrics_of(trainer.module.tasks, answers, slow=True) | state.best
+    return answers
 
 
 def has_time_for_refit(trainer: Trainer, tracker: Tracker) -> bool:

@@ -29,12 +29,12 @@ from fusionzoo.benchmark.candidates import (
     settings_of,
 )
 from fusionzoo.benchmark.feeds import ProbeFeed
-from fusionzoo.benchmark.fitted.components import COMPONENTS, Tabular, Trees, principal_components
-from fusionzoo.benchmark.fitted.kernels import KernelSum
-from fusionzoo.benchmark.fitted.linear import best_penalty
-from fusionzoo.benchmark.fitted.method import Inputs
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.errors import FusionZooError
+from fusionzoo.training.fitted.components import COMPONENTS, Tabular, Trees, principal_components
+from fusionzoo.training.fitted.kernels import KernelSum
+from fusionzoo.training.fitted.linear import best_penalty
+from fusionzoo.training.fitted.method import Inputs
 from helpers.setup_benchmark import small, vectors
 
 ROWS = 90

@@ -15,14 +15,14 @@ import torch
 from sklearn.metrics import f1_score
 
 import fusionzoo as fz
-from fusionzoo.benchmark.fitted.components import Tabular, Trees
-from fusionzoo.benchmark.fitted.kernels import KernelSum
-from fusionzoo.benchmark.fitted.linear import Linear
-from fusionzoo.benchmark.fitted.method import Inputs, Method
 from fusionzoo.benchmark.report.leaderboard import leaderboard
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.statistics import compare
+from fusionzoo.training.fitted.components import Tabular, Trees
+from fusionzoo.training.fitted.kernels import KernelSum
+from fusionzoo.training.fitted.linear import Linear
+from fusionzoo.training.fitted.method import Inputs, Method
 from helpers.planted import ITEMS, TARGET, candidate, summary
 
 ROWS = 120

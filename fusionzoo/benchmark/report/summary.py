@@ -24,7 +24,7 @@ from fusionzoo.targets import mean_prediction
 from ..bench import Bench, Condition, damaged_rows, learned_rows, sample_scores, tasks_of
 from ..candidates import EVERYTHING, fusion_of, is_fitted, is_single, modalities_of, single_modality
 from ..examine import score_row, takes_part
-from ..fitted.run import prior_logits
+from ..fit_models import prior_logits
 from ..schedule import JobResult, Results
 from ..store import SeedResult
 from .leaderboard import EXTERNAL, SIGNIFICANT, leaderboard

@@ -13,16 +13,22 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.structures import Features
+from fusionzoo.training.fitted.components import (
+    CLASSIFIER,
+    REGRESSOR,
+    Tabular,
+    Trees,
+    find_weights,
+)
+from fusionzoo.training.fitted.kernels import KernelSum
+from fusionzoo.training.fitted.linear import Linear
+from fusionzoo.training.fitted.method import Inputs, Method, Setting
 
-from ..bench import Bench, Job, learned_rows, sample_scores, tasks_of
-from ..candidates import KERNELS, TABULAR, TREES, modalities_of, parse
-from ..examine import score_row
-from ..feeds import ProbeFeed, device_of
-from ..store import SeedResult
-from .components import CLASSIFIER, REGRESSOR, Tabular, Trees, find_weights
-from .kernels import KernelSum
-from .linear import Linear
-from .method import Inputs, Method, Setting
+from .bench import Bench, Job, learned_rows, sample_scores, tasks_of
+from .candidates import KERNELS, TABULAR, TREES, modalities_of, parse
+from .examine import score_row
+from .feeds import ProbeFeed, device_of
+from .store import SeedResult
 
 
 class _Rows(NamedTuple):

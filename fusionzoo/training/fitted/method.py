@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.targets import Number, Target
-from fusionzoo.training.multitask import Tasks
+
+from ..multitask import Tasks
 
 EDGE = 1e-7  # probabilities are kept this far from 0 and 1
 Matrix = NDArray[np.float64]

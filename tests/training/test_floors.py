@@ -1,0 +1,78 @@
+"""The floors of the final table: a linear model and boosted trees on the same columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import Ridge
+
+import fusionzoo as fz
+from fusionzoo.training import presets
+from fusionzoo.training.presets import Length
+
+ROWS = 120
+TINY = {"tabular": {"dim": 4, "members": 2, "number_dim": 2}}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train two epochs by default."""
+    two = Length(steps=1, fewest=2, most=2, patience=2, time_limit=None)
+    for lengths in (presets.LIGHT, presets.DEEP):
+        monkeypatch.setitem(lengths, "good", two)
+
+
+def table(**columns: Any) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(2, ROWS))
+    splits = np.repeat(["train", "val", "test"], (70, 20, 30))
+    frame = pd.DataFrame({"x": x, "y": y, "split": splits, **columns})
+    return frame.assign(target=3 * x - y + 0.1 * draw.normal(size=ROWS))
+
+
+def trained(frame: pd.DataFrame, out: Path, **settings: Any) -> fz.Run:
+    settings = {"encoders": TINY, "log": "none", "device": "cpu", **settings}
+    return fz.train(frame, target="target", out=out, **settings)
+
+
+def test_the_linear_floor_is_a_ridge_regression_on_train_and_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = table()
+    run = trained(frame, tmp_path / "a")
+    numbers, learnt = frame[["x", "y"]], (frame["split"] != "test").to_numpy()
+    scale = numbers[frame["split"] == "train"]
+    scaled = ((numbers - scale.mean()) / scale.std(ddof=0)).to_numpy()
+    model = Ridge(alpha=1e-3).fit(scaled[learnt], frame["target"][learnt])
+    wanted = model.score(scaled[~learnt], frame["target"][~learnt])
+    floors = run.metrics["floors"]
+    assert floors["linear on everything"]["r2"] == pytest.approx(wanted, abs=2e-3)
+    assert [*floors] == ["linear on everything", "boosted trees on everything"]
+    printed = capsys.readouterr().out
+    assert "linear on everything" in printed
+    assert "Better here than the trained model: linear on everything (+" in printed
+
+
+def test_gaps_categories_and_classes_have_floors_too(tmp_path: Path) -> None:
+    colours = np.resize(["red", "blue", None, "red", "green"], ROWS)
+    frame = table(colour=colours).assign(target=np.where(colours == "red", "warm", "cold"))
+    frame.loc[::7, "x"] = None
+    run = trained(frame, tmp_path / "a")
+    assert [x["accuracy"] for x in run.metrics["floors"].values()] == [1.0, 1.0]
+
+
+def test_what_is_trained_from_scratch_is_not_read_and_the_line_says_what_is(tmp_path: Path) -> None:
+    texts = [f"word {x % 3} and {x}" for x in range(ROWS)]
+    chars = {**TINY, "text": {"name": "chars", "dim": 8}}
+    run = trained(table(text=texts), tmp_path / "a", encoders=chars)
+    assert "linear on tabular" in run.metrics["floors"]
+    only = table(text=texts)[["text", "split", "target"]]
+    assert trained(only, tmp_path / "b", encoders={"text": chars["text"]}).metrics["floors"] == {}
+
+
+def test_a_training_whose_length_the_user_sets_has_no_floors(tmp_path: Path) -> None:
+    assert "floors" not in trained(table(), tmp_path / "a", epochs=1).metrics
