@@ -121,6 +121,11 @@ class TrainConfig:
         "train anew on train and validation together, for the epochs that were best, and save that"
         " model; validation figures stay those of the first training",
     )
+    floors: bool = option(
+        False,
+        "also fit a linear model, and of a table boosted trees, on the same columns: rows of the"
+        " final table that the fusion should beat",
+    )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
     num_workers: Annotated[int, Ge(0)] | None = option(

@@ -22,6 +22,8 @@ from fusionzoo.devices import num_cores
 from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import at_hand
 
+from .tasks import NO_TARGET
+
 HOW_LONG = {"epochs", "max_steps"}  # settings of `train` that leave `auto` nothing to choose
 SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
 FEW = 2000  # training rows that a CPU fine-tunes upper layers on in an hour or so
@@ -141,6 +143,7 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         "patience": length.patience,
         "time_limit": length.time_limit,
         "refit": length.refit and there.rows <= FEW,
+        "floors": True,
     }
     if length.trials > 1:
         train["trials"] = length.trials
@@ -159,7 +162,7 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
     if trained or small:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
         optim["modality_lr"] |= dict.fromkeys(small, SMALL_RATE)
-        reasons["optim.modality_lr"] = "by what is pretrained"
+        reasons["optim.modality_lr"] = "by what was trained before"
     if trained:
         optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
@@ -288,7 +291,11 @@ def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunCo
     if world.size > 1 or of_user.keys() & {"batch_size", "accumulate"}:
         batch_size = cfg.train.batch_size * cfg.train.accumulate * world.size
     chosen, lines = overlay(cfg, choose(name, there, batch_size))
-    without = {x: there.kinds[x] for x, weights in there.weights.items() if weights == "none"}
+    without = {
+        x: there.kinds[x]
+        for x, weights in there.weights.items()
+        if weights == "none" and there.sides.get(x, math.inf) > SMALL_SIDE
+    }
     if without:
         lines.append(f"  weights would be better: {at_hand.ways_to_weights(without)}")
     return chosen, [f"preset {name} ({there.machine}):", *lines]
@@ -324,11 +331,13 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     train = given.get("train") or {}
     needless: set[str] = set()
     if train.get("select") == "last":  # whatever validation says
-        needless = {"patience", "trials", "refit"}
+        needless = {"patience", "metric", "trials", "refit"}
     if train.get("seeds", 1) > 1:  # several trainings are joined, and validated together
         needless |= {"trials", "refit"}
     if optim.keys() & {"lr", "modality_lr"}:  # trials would scale them
         needless |= {"trials"}
+    if (given.get("objective") or {}).get("name") == NO_TARGET:  # which has no loss of its own
+        needless |= {"metric"}
     if given.get("balance") or "plateau" in str(optim):  # which may follow validation
         needless |= {"refit"}
     settings["train"] = {x: y for x, y in settings["train"].items() if x not in needless}

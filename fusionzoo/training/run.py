@@ -87,7 +87,7 @@ def train_once(
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             val_answers = validate(trainer, loaders, state)
-            if choices and not is_trial and cfg.dist.strategy != "fsdp":
+            if cfg.train.floors:
                 state.best["floors"] = from_main(
                     floors(trainer, loaders) if world.main else {}, world
                 )

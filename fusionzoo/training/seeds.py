@@ -76,6 +76,7 @@ class Seeds(Repeats[Finished]):
             **({} if val is None else metrics_of(tasks, val, slow=True)),
             "epoch": max(x.best_epoch for x in self.finished),
             "train_loss": fmean(x["train"]["loss"] for x in alone),
+            "floors": alone[0].get("floors", {}) if alone else {},
             "seeds": [
                 {"seed": x.seed, "val": results["val"], "test": results["test"]}
                 for x, results in zip(self.finished, alone, strict=True)

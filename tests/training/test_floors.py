@@ -74,5 +74,13 @@ def test_what_is_trained_from_scratch_is_not_read_and_the_line_says_what_is(tmp_
     assert trained(only, tmp_path / "b", encoders={"text": chars["text"]}).metrics["floors"] == {}
 
 
-def test_a_training_whose_length_the_user_sets_has_no_floors(tmp_path: Path) -> None:
-    assert "floors" not in trained(table(), tmp_path / "a", epochs=1).metrics
+@pytest.mark.parametrize("settings", [{"resume": True}, {"trials": 2}, {"seeds": 2}])
+def test_resumed_repeated_and_joined_trainings_have_them_and_one_of_set_length_if_asked(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    first = trained(table(), tmp_path / "a", epochs=1)
+    assert "floors" not in first.metrics
+    again = trained(table(), tmp_path / "b", epochs=1, floors=True, **settings | {"resume": False})
+    if "resume" in settings:
+        again = trained(table(), tmp_path / "b", epochs=2, floors=True, resume=True)
+    assert "linear on everything" in again.metrics["floors"]

@@ -142,6 +142,20 @@ def test_of_one_modality_nothing_is_fused() -> None:
     assert alone["train"]["unimodal"] is False
 
 
+@pytest.mark.parametrize(("side", "size"), [(28, 32), (64, 64), (65, None)])
+def test_small_images_get_a_small_network_from_scratch(side: int, size: int | None) -> None:
+    choice = choose("good", there("cache", kinds={"photo": "image"}, sides={"photo": side}))
+    assert encoders(choice)["photo"].get("size") == size
+    rates = {"photo": presets.SMALL_RATE} if size else {}
+    assert choice.settings["optim"].get("modality_lr", {}) == rates
+
+
+def test_a_data_sets_own_pretrained_encoder_is_frozen_but_by_best() -> None:
+    kinds = {"photo": "image"}
+    for name, chosen in (("good", {"photo": {"freeze": "all"}}), ("best", {})):
+        assert encoders(choose(name, there("own", kinds=kinds, pretrained=["photo"]))) == chosen
+
+
 def test_an_encoder_that_the_user_freezes_counts_as_no_training_of_it() -> None:
     kinds = {"note": "text"}
     trained, frozen = (there("yours", kinds=kinds, frozen=x) for x in ((), ("note",)))
@@ -165,6 +179,8 @@ def test_flags_that_make_trials_or_a_refit_needless_take_their_place() -> None:
         ("--optim.schedule", "plateau"),
     ):
         assert not overlaid("good", *flags)[0].train.refit
+    for flags in (("--train.select", "last"), ("--objective.name", "none")):
+        assert overlaid("good", *flags)[0].train.metric == ""
     assert overlaid("good", "--train.time_limit", "1m")[0].train.refit
 
 
@@ -184,7 +200,7 @@ def test_the_layers_that_best_trains_exist() -> None:
 @pytest.fixture
 def data() -> PairedDataset:
     rows = [
-        {"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "text": f"word {n}", "target": n % 2}
+        {"image": torch.zeros(3, 80, 80, dtype=torch.uint8), "text": f"word {n}", "target": n % 2}
         for n in range(20)
     ]
     return fz.create_dataset(rows)
@@ -218,6 +234,10 @@ def test_fast_never_asks_the_hub(
 ) -> None:
     assert found_weights("fast", data) == {"image": "none", "text": "none"}
     assert asked == []
+
+
+def test_the_side_of_images_is_measured(nothing_at_hand: None, data: PairedDataset) -> None:
+    assert look_around("fast", data, {}, CPU).sides == {"image": 80}
 
 
 def test_the_hub_is_asked_once_and_only_where_it_would_be_downloaded_from(
@@ -254,7 +274,7 @@ def test_flags_stand_over_the_config_and_both_over_the_preset(tmp_path: Path) ->
     assert (cfg.preset, cfg.given) == ("none", {})
     (line,) = (x for x in lines if x.startswith("  train: "))
     assert line.endswith(
-        "epochs 3, patience 2, refit, metric loss, channels_last (with your settings)"
+        "epochs 3, patience 2, refit, floors, metric loss, channels_last (with your settings)"
     )
     assert any(x.startswith("  encoders.note:") and "with your settings" in x for x in lines)
 
