@@ -85,7 +85,7 @@ DEEP: dict[Name, Length] = {
 }
 # Where all are frozen or read numbers: results/default.csv was measured with these.
 LIGHT: dict[Name, Length] = {
-    "fast": Length(steps=1000, fewest=5, most=50, patience=6, time_limit="40s"),
+    "fast": Length(steps=1000, fewest=5, most=75, patience=6, time_limit="40s"),
     "good": Length(steps=3000, fewest=10, most=200, patience=16, time_limit=None, refit=True),
     "best": Length(
         steps=6000, fewest=15, most=300, patience=30, time_limit="2h", trials=3, refit=True
