@@ -301,6 +301,13 @@ class NumberEmbedding(nn.Module):
         return (torch.einsum("bnk,nkd->bnd", codes, weight) + self.bias).relu()
 
 
+def check_counts(**counts: int) -> None:
+    """Raise an error for a setting below 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise FusionZooError(f"{name}={count}: it must be at least 1")
+
+
 class TabularEncoder(Encoder):
     """Base of the tabular encoders: checks `columns` and tells numbers from categories."""
 
@@ -325,9 +332,7 @@ class TabularEncoder(Encoder):
         self, dim: int, code: NumberCode, *, bins: int, frequencies: int, sigma: float
     ) -> NumberEmbedding | None:
         """Return the embedding of numbers, None for `linear` or without numbers."""
-        for name, count in (("bins", bins), ("frequencies", frequencies)):
-            if count < 1:
-                raise FusionZooError(f"{name}={count}: it must be at least 1")
+        check_counts(bins=bins, frequencies=frequencies)
         if not (math.isfinite(sigma) and sigma > 0):
             raise FusionZooError(f"sigma={sigma}: it must be above 0")
         columns = [column for column in self.columns if isinstance(column, Numbers)]
@@ -349,8 +354,50 @@ class TabularEncoder(Encoder):
         return inputs["codes"][:, places], inputs["known"][:, places]
 
 
+class FlatEncoder(TabularEncoder):
+    """Base of those that read all columns as one vector, and give one token."""
+
+    embed: CategoryEmbedding | None
+    number_embedding: NumberEmbedding | None
+    gaps: slice  # of the vector: the indicators of missing numbers
+
+    def embed_columns(
+        self,
+        category_dim: int,
+        number_dim: int,
+        code: NumberCode,
+        *,
+        bins: int,
+        frequencies: int,
+        sigma: float,
+    ) -> int:
+        """Set up what `flat` needs; return the width of its vectors."""
+        self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
+        self.number_embedding = self.embed_numbers(
+            number_dim, code, bins=bins, frequencies=frequencies, sigma=sigma
+        )
+        width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
+        self.gaps = slice(width, width + self.num_numbers)
+        return self.gaps.stop + category_dim * len(self.categories)
+
+    def flat(self, numbers: Tensor, missing: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return numbers or their embeddings, indicators and embedded categories, (B, D)."""
+        parts = [numbers, missing.to(numbers.dtype)]
+        if self.number_embedding is not None:
+            parts[0] = self.number_embedding(numbers).flatten(1)
+        if self.embed is not None:
+            parts.append(self.embed(*self.codes(inputs)).flatten(1))
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def as_token(pooled: Tensor) -> Features:
+        """Return vectors (B, D) as features of one token each."""
+        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
+        return Features(pooled[:, None], mask, pooled)
+
+
 @ENCODERS.register("tabular/mlp", family="tabular")
-class TabularMLP(TabularEncoder):
+class TabularMLP(FlatEncoder):
     """Encode columns by a perceptron with one hidden layer, as one token.
 
     It reads the standardised numbers (0 where missing) or an embedding of each, an indicator for
@@ -389,27 +436,16 @@ class TabularMLP(TabularEncoder):
     ) -> None:
         super().__init__(columns)
         self.dim = dim
-        self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
-        self.number_embedding = self.embed_numbers(
-            number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
+        width = self.embed_columns(
+            category_dim, number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
         )
-        width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
-        in_dim = width + self.num_numbers + category_dim * len(self.categories)
-        first = nn.Linear(in_dim, hidden)
+        first = nn.Linear(width, hidden)
         with torch.no_grad():  # indicators start without effect, should training have no gaps
-            first.weight[:, width : width + self.num_numbers] = 0
+            first.weight[:, self.gaps] = 0
         self.net = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        numbers, missing = self.numbers(inputs)
-        parts = [numbers, missing.to(numbers.dtype)]
-        if self.number_embedding is not None:
-            parts[0] = self.number_embedding(numbers).flatten(1)
-        if self.embed is not None:
-            parts.append(self.embed(*self.codes(inputs)).flatten(1))
-        pooled = self.net(torch.cat(parts, dim=1))
-        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
+        return self.as_token(self.net(self.flat(*self.numbers(inputs), inputs)))
 
 
 def random_signs(*shape: int) -> Tensor:
@@ -438,7 +474,7 @@ class SharedLayer(nn.Module):
 
 
 @ENCODERS.register("tabular/tabm", family="tabular")
-class TabM(TabularEncoder):
+class TabM(FlatEncoder):
     """Encode columns by k perceptrons that share their matrices (Gorishniy et al. 2024).
 
     Each reads the numbers, embedded as `numbers` says, an indicator for each number that is missing
@@ -482,18 +518,12 @@ class TabM(TabularEncoder):
         number_dim: int = 16,
     ) -> None:
         super().__init__(columns)
-        for name, count in (("dim", dim), ("members", members), ("num_layers", num_layers)):
-            if count < 1:
-                raise FusionZooError(f"{name}={count}: it must be at least 1")
+        check_counts(dim=dim, members=members, num_layers=num_layers)
         self.dim = dim
-        self.embed = CategoryEmbedding(self.categories, category_dim) if self.categories else None
-        self.number_embedding = self.embed_numbers(
-            number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
+        width = self.embed_columns(
+            category_dim, number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
         )
-        width = self.num_numbers * (1 if self.number_embedding is None else number_dim)
-        first = SharedLayer(
-            members, width + self.num_numbers + category_dim * len(self.categories), dim, signs=True
-        )
+        first = SharedLayer(members, width, dim, signs=True)
         others = (SharedLayer(members, dim, dim) for _ in range(num_layers - 1))
         self.layers = nn.ModuleList([first, *others])
         self.dropout = nn.Dropout(dropout)
@@ -501,26 +531,20 @@ class TabM(TabularEncoder):
         self.linear = nn.Parameter(torch.zeros(2 * self.num_numbers, dim))
         self.linear_of_category = CategoryEmbedding(self.categories, dim) if self.embed else None
         with torch.no_grad():
-            first.weight[width : width + self.num_numbers] = 0  # as of `TabularMLP`
+            first.weight[self.gaps] = 0  # as of `TabularMLP`
             if self.linear_of_category is not None:
                 self.linear_of_category.rows.weight.zero_()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         numbers, missing = self.numbers(inputs)
-        flat = [numbers, missing.to(numbers.dtype)]  # what the linear map reads, too
-        parts = [*flat]
-        if self.number_embedding is not None:
-            parts[0] = self.number_embedding(numbers).flatten(1)
-        if self.embed is not None:
-            parts.append(self.embed(*self.codes(inputs)).flatten(1))
-        x = torch.cat(parts, dim=1)[:, None]  # (B, 1, D), which the first layer makes k of
+        x = self.flat(numbers, missing, inputs)[:, None]  # of which the first layer makes k
         for layer in self.layers:
             x = self.dropout(layer(x).relu())
-        pooled = (x * self.factors).mean(1) + torch.cat(flat, dim=1) @ self.linear
+        linear = torch.cat([numbers, missing.to(numbers.dtype)], dim=1) @ self.linear
+        pooled = (x * self.factors).mean(1) + linear
         if self.linear_of_category is not None:
             pooled = pooled + self.linear_of_category(*self.codes(inputs)).sum(1)
-        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
+        return self.as_token(pooled)
 
 
 class ColumnTokens(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -25,13 +26,13 @@ class Answering:
     trained_on: TrainedOn | None  # None: not known
 
     @property
+    @abstractmethod
     def modalities(self) -> Mapping[str, str]:
         """Modality -> kind, in the order of the batch's columns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def collate(self) -> Any:
         """Return the picklable function that turns a list of samples into the model's batch."""
-        raise NotImplementedError
 
     @property
     def answer_targets(self) -> list[Target]:

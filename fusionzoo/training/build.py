@@ -62,9 +62,9 @@ def choose_encoders(dataset: PairedDataset, settings: dict[str, Tree]) -> dict[s
 def _num_bins(encoder: Tree) -> int:
     """Return the bins of a column that a tabular encoder codes piecewise, 0 if it does not."""
     parameters = ENCODERS[str(encoder["name"])].parameters
-    numbers = parameters.get("numbers")
-    code = encoder.get("numbers", None if numbers is None else numbers.default)
-    if code != "piecewise" or "bins" not in parameters:
+    if not {"numbers", "bins"} <= parameters.keys():
+        return 0
+    if encoder.get("numbers", parameters["numbers"].default) != "piecewise":
         return 0
     bins = encoder.get("bins", parameters["bins"].default)
     return bins if isinstance(bins, int) else 0  # the encoder refuses other types
