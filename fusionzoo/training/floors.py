@@ -18,6 +18,7 @@ from torch.nn.functional import one_hot
 from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.tabular import FIRST, MISSING, TabularEncoder
+from fusionzoo.features.frozen import StoredModality
 from fusionzoo.structures import Features
 
 from .fit import Loaders
@@ -48,24 +49,21 @@ def floors(trainer: Trainer, loaders: Loaders) -> dict[str, dict[str, float]]:
     of their own have no floor.
     """
     tasks, encoders = trainer.module.tasks, dict(trainer.module.model.named_encoders())
-    first = next(iter(loaders["test"]))
-    read = {x: y for x, y in encoders.items() if _is_read(y, first.inputs[x])}
-    if not read or "val" not in loaders or not tasks.has_target or first.weight is not None:
+    if "val" not in loaders or not tasks.has_target or trainer.module.mean_weight is not None:
+        return {}
+    collate: Any = loaders["val"].collate_fn
+    read = {x: y for x, y in encoders.items() if _is_read(y, collate.processors[x])}
+    if not read:
         return {}
     train, val, test = (_rows(trainer, loaders, x, read) for x in ("train", "val", "test"))
     if not train.inputs.present.any() or train.inputs.side_by_side.size > MOST:
         return {}
-    both = _Samples(
-        _standardised(train.inputs, _joined(train.inputs, val.inputs)),
-        torch.cat([train.targets, val.targets]),
-    )
-    asked = _standardised(train.inputs, test.inputs)
-    in_train = np.arange(len(both.targets)) < len(train.targets)
+    known, to_validate, asked = (_standardised(train.inputs, x.inputs) for x in (train, val, test))
+    both = _Samples(_joined(known, to_validate), torch.cat([train.targets, val.targets]))
     linear, what = Linear(), "everything" if len(read) == len(encoders) else ", ".join(read)
 
     def validated(setting: Setting) -> tuple[float]:
-        known = both.inputs.of(in_train)
-        logits = linear.answer(tasks, known, train.targets, both.inputs.of(~in_train), setting)
+        logits = linear.answer(tasks, known, train.targets, to_validate, setting)
         return (float(tasks.criterion(logits, val.targets).mean()),)
 
     with threadpool_limits(1):  # more are slower, for problems of this size
@@ -82,9 +80,9 @@ def floors(trainer: Trainer, loaders: Loaders) -> dict[str, dict[str, float]]:
     return {x: tasks.metrics(logits, test.targets, slow=True) for x, logits in answers.items()}
 
 
-def _is_read(encoder: Encoder, inputs: Any) -> bool:
+def _is_read(encoder: Encoder, processor: Any) -> bool:
     is_plain = encoder.kind == "vector" or isinstance(encoder, TabularEncoder)
-    return is_plain or isinstance(inputs, Features)
+    return is_plain or isinstance(processor, StoredModality)
 
 
 def _rows(
