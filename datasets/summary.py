@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from .paired import PairedDataset
 from .tables.provenance import Amputation
@@ -15,6 +17,8 @@ from .tables.tabular import describe_columns
 
 MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named
+MIN_WORDS = 5  # texts of fewer words are expected to recur
+FEW_COPIES = 0.05  # share of val and test that may recur in train without a word
 
 
 def data_summary(dataset: PairedDataset) -> list[str]:
@@ -64,7 +68,7 @@ def data_facts(dataset: PairedDataset) -> list[tuple[str, str]]:
         rows = f"{origin.empty_rows:,} row{'' if origin.empty_rows == 1 else 's'}"
         lines.append(("empty", f"{rows} left out (--data.drop_empty)"))
     lines.append(("unused", _unused(origin.unused)))
-    hints += [*_file_names(dataset), *_target_hints(dataset)]
+    hints += [*_file_names(dataset), *_target_hints(dataset), *_copies(dataset)]
     return [*lines, *(("hint", hint) for hint in hints)]
 
 
@@ -161,3 +165,47 @@ def _file_names(dataset: PairedDataset) -> list[str]:
                 f" --data.paths {name} reads the files"
             )
     return hints
+
+
+def _copies(dataset: PairedDataset) -> list[str]:
+    """Return hints at samples of val and test that train has too: in all their modalities, else by
+    a text. Values are compared as the table has them, undecoded; those in memory never agree. Where
+    most of train recur, as rows of a few categories do, that says nothing."""
+    splits = np.array(dataset.split_names)
+    held, train = np.isin(splits, ("val", "test")), splits == "train"
+    if not held.any() or not train.any():
+        return []
+    columns = {name: dataset.chosen(name) for name in dataset.modalities}
+    codes = {name: _codes(column) for name, column in columns.items()}
+    compared = {"all their values": (_joined_codes([*codes.values()]), held)}
+    for name, kind in dataset.modalities.items():
+        if kind == "text" and pa.types.is_string(columns[name].type):
+            spaces = pc.fill_null(pc.count_substring(columns[name], " "), 0).to_numpy()
+            compared[f"their {name}"] = (codes[name], held & (spaces >= MIN_WORDS - 1))
+    for what, (values, rows) in compared.items():
+        copies = int(np.isin(values[rows], values[train]).sum())
+        differ = 2 * len(np.unique(values[train])) > train.sum()
+        if differ and copies > FEW_COPIES * held.sum():
+            return [
+                f"{copies:,} of the {held.sum():,} samples of val and test have {what} in common"
+                " with one of train: figures of copies are not those of new data; `fusionzoo data"
+                " check` lists them, --data.group_column keeps them in one split"
+            ]
+    return []
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Number the values of a column so that equal ones have equal numbers, (N,); lists differ."""
+    if pa.types.is_struct(column.type):
+        return _joined_codes([_codes(pc.struct_field(column, x.name)) for x in column.type])
+    if pa.types.is_nested(column.type):
+        return np.arange(len(column))
+    encoded = column.combine_chunks().dictionary_encode()
+    return np.asarray(encoded.indices.fill_null(len(encoded.dictionary)), np.int64)
+
+
+def _joined_codes(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = np.unique(joined * (part.max() + 1) + part, return_inverse=True)[1].ravel()
+    return joined

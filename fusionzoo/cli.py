@@ -136,7 +136,11 @@ def main(args: Sequence[str] | None = None) -> int:
     for words, (module, function) in COMMANDS.items():
         if tuple(args[: len(words)]) == words:
             return int(getattr(import_module(module, __package__), function)(args[len(words) :]))
-    parsed = _parser().parse_args(args)
+    parser = _parser()
+    if not args:
+        parser.print_help()
+        return 0
+    parsed = parser.parse_args(args)
     try:
         return int(parsed.run(parsed) or 0)
     except (FusionZooError, OSError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusionzoo.cli import main
+from fusionzoo.cli import COMMANDS, main
 from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
@@ -185,3 +185,9 @@ def test_columns_are_aligned_and_the_last_wraps_below_itself(
     assert capsys.readouterr().out == "  --a  1  first second third\n"
     print_columns([])
     assert capsys.readouterr().out == ""
+
+
+def test_the_program_alone_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert [words[0] for words in COMMANDS if f"    {words[0]}" not in shown] == []

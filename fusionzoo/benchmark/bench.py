@@ -143,18 +143,6 @@ def metric_named(name: str) -> Metric:
     )
 
 
-def metric_of(tasks: Tasks) -> Metric:
-    """Return the figure for these tasks; of several together, their weighted loss."""
-    return tasks.first.metric if len(tasks.tasks) == 1 else COMPARED_BY["several"]
-
-
-def sample_scores(tasks: Tasks, logits: Tensor, target: Tensor) -> Tensor:
-    """Return each sample's score, (N,) float64, whose mean is the figure: (N, K), labels of N."""
-    if len(tasks.tasks) > 1:
-        return -tasks.criterion(logits, target).double()
-    return tasks.first.scores(logits, target)
-
-
 def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
     """Return a class of each sample to stratify folds by, int64 (N,): -1 where it has no label.
 
@@ -298,7 +286,7 @@ def open_bench(
         tuple(opened.groups),
         tuple(notes),
         None if opened.scheme is None else tuple(opened.scheme),
-        metric_of(tasks),
+        tasks.metric,
         data_identity(opened),
         opened if isinstance(data, PairedDataset) else None,
         protocol=protocol,

@@ -24,7 +24,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Features, seed_of
 from fusionzoo.training.multitask import Tasks
 
-from .bench import Bench, Condition, Job, conditions, damaged_rows, sample_scores, tasks_of
+from .bench import Bench, Condition, Job, conditions, damaged_rows, tasks_of
 from .candidates import modalities_of, reads_tokens
 from .feeds import BatchFeed, ProbeFeed, device_of, loader_workers
 from .store import Row, SeedResult
@@ -137,7 +137,7 @@ class Examiner:
         return stored.take(torch.arange(len(stored.pooled)), reads_tokens(self.job.candidate))
 
     def _scores(self, logits: Tensor) -> Tensor:
-        return sample_scores(self.tasks, logits, self.target)
+        return self.tasks.scores(logits, self.target)
 
     def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
         scores = self._scores(logits)
@@ -162,7 +162,7 @@ class Examiner:
         for condition, features in itertools.chain([undamaged], self._corrupted(model)):
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(model, changed)
-            scores = sample_scores(self.tasks, logits, target)
+            scores = self.tasks.scores(logits, target)
             labels = ("full", condition)
             rows.append(score_row(self.tasks, logits, target, scores, *labels, weights=weights))
             if takes_part(self.bench, condition):

@@ -24,7 +24,7 @@ from fusionzoo.training.fitted.kernels import KernelSum
 from fusionzoo.training.fitted.linear import Linear
 from fusionzoo.training.fitted.method import Inputs, Method, Setting
 
-from .bench import Bench, Job, learned_rows, sample_scores, tasks_of
+from .bench import Bench, Job, learned_rows, tasks_of
 from .candidates import KERNELS, TABULAR, TREES, modalities_of, parse
 from .examine import score_row
 from .feeds import ProbeFeed, device_of
@@ -72,7 +72,7 @@ def _run(bench: Bench, job: Job) -> list[SeedResult]:
 
     setting, (loss, val_logits) = method.choose(validated)
     test_logits = _answer(bench, method, learned, test, setting)
-    scores = sample_scores(tasks, test_logits, bench.targets[fold.test])
+    scores = tasks.scores(test_logits, bench.targets[fold.test])
     weights = bench.weights_of(fold.test)
     row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full", weights=weights)
     facts = {"val_loss": loss, "seconds": time.perf_counter() - start, **setting}

@@ -40,7 +40,6 @@ from .bench import (
     conditions,
     damaged_rows,
     dataset_of,
-    sample_scores,
     target_spec,
     tasks_of,
 )
@@ -192,7 +191,7 @@ def pretrain(
     chunks = val.split(256)
     with torch.no_grad():
         logits = torch.cat([model(batch).logits.float().cpu() for batch in feed(chunks, -1)])
-    return float(row_mean(sample_scores(tasks.cpu(), logits, bench.targets[val]), weights))
+    return float(row_mean(tasks.cpu().scores(logits, bench.targets[val]), weights))
 
 
 def build_encoders(

@@ -80,6 +80,7 @@ def _answers(module: Objective, batch: Batch, output: ObjectiveOutput, dataset: 
         by_subset={frozenset([name]): x.float() for name, x in output.given_only.items()},
         aligned={name: x.float() for name, x in output.aligned.items()},
         relevance=relevance_labels(dataset).of(batch.ids) if is_compared else Relevance(),
+        ids=list(batch.ids),
         weights=batch.weight,
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, check_known, check_number
+from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.targets import OneOf, Target
 
 from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
@@ -89,6 +90,18 @@ class Tasks(nn.Module):
             for target in targets
             if isinstance(target, OneOf) and target.width == 2
         )
+
+    @property
+    def metric(self) -> Metric:
+        """The figure that `scores` are of; of several tasks together their weighted loss."""
+        return self.first.metric if len(self.tasks) == 1 else COMPARED_BY["several"]
+
+    def scores(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return each row's score, the higher the better, whose mean is the figure up to its sign:
+        (N, K), labels of N -> (N,) float64."""
+        if len(self.tasks) > 1:
+            return -self.criterion(logits, target).double()
+        return self.first.scores(logits, target)
 
     def two_classes(self, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return logits (N, 2) and class indices (N,), -1 where missing, of each target of two

@@ -40,6 +40,7 @@ from fusionzoo.trained_on import Row, RunResults, TrainedOn
 from .calibrate import calibratable, calibrate, calibration_rows, measure
 from .checkpoint import State
 from .fit import Metrics, collect_answers, metrics_of
+from .gain import GAIN, best_alone, paired_gain
 from .multitask import Tasks
 from .optim import describe, group_rows
 from .tracker import Tracker, environment
@@ -98,11 +99,15 @@ def test_model(
 ) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
     """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
     to the validation split. Return the metrics, these, and their figures on the test split."""
+    split: Any = loader.dataset
     test = collect_answers(trainer, loader, reports_each_alone(trainer))
     metrics = metrics_of(trainer.module.tasks, test, slow=True)
+    if len(metrics["unimodal"]) > 1:
+        best = best_alone(trainer.module.tasks, metrics["unimodal"])
+        metrics[GAIN] = paired_gain(trainer.module.tasks, test, best, split)
     if positive := trainer.module.tasks.positive:
         metrics[POSITIVE] = positive
-    if (column := getattr(loader.dataset, "weight_column", None)) is not None:
+    if (column := getattr(split, "weight_column", None)) is not None:
         metrics[WEIGHTED_BY] = column
     targets = trainer.module.model.answer_targets
     if val is None or not any(target.width for target in targets):
@@ -220,7 +225,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
-    notes = {name: test[name] for name in (POSITIVE, WEIGHTED_BY) if name in test}
+    notes = {name: test[name] for name in (POSITIVE, WEIGHTED_BY, GAIN) if name in test}
     groups = ("unimodal", "given_only", "where_present", *notes)
     shared = {name: x for name, x in test.items() if name not in groups}
     results: dict[str, Any] = {
@@ -263,6 +268,8 @@ def show_results(
     if "calibration" in results:
         title = "Probabilities on the test split, before -> after calibration on validation data"
         tracker.table(title, *calibration_rows(results["calibration"]))
+    if GAIN in results:
+        tracker.say(f"gain    {results[GAIN]['words']}")
     epochs = cfg.train.epochs
     if results["best_epoch"] == epochs > 1 and results.get("select") != "last":
         tracker.say(f"the best epoch is the last: --train.epochs {2 * epochs} may be better")
@@ -371,7 +378,7 @@ def result_rows(
         (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
     ]
     if len(unimodal) > 1:
-        best = max(unimodal, key=lambda name: tasks.leading_value(unimodal[name]))
+        best = best_alone(tasks, unimodal)
         gains = [tasks.gain(name, test, unimodal[best]) for name, _ in shown]
         rows.append((f"gain over {best} alone", *gains))
     return ("", *(title for _, title in shown)), rows

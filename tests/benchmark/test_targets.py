@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusionzoo.benchmark import api
-from fusionzoo.benchmark.bench import fold_labels, metric_of, open_bench, sample_scores
+from fusionzoo.benchmark.bench import fold_labels, open_bench
 from fusionzoo.benchmark.candidates import list_candidates
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.errors import FusionZooError
@@ -132,8 +132,8 @@ def test_scores_average_to_the_metric_that_training_reports() -> None:
     for kind, (target, labels) in cases.items():
         both = tasks(kind, target)
         logits = torch.randn(20, target.width, generator=draw)
-        metric = metric_of(both)
-        score = sample_scores(both, logits, labels).mean().item()
+        metric = both.metric
+        score = both.scores(logits, labels).mean().item()
         assert metric.shown(score) == pytest.approx(both.metrics(logits, labels)[metric.name])
 
 

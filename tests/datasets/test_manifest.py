@@ -246,3 +246,29 @@ def test_two_columns_of_one_name_are_one_clear_error(suffix: str, tmp_path: Path
     path = write(tmp_path, suffix, ["x", "y", "x"], [[1, "a", 2], [3, "b", 4]])
     with pytest.raises(FusionZooError, match=r"has two columns 'x': rename one"):
         create_dataset("manifest", root=path, columns={"tabular": "x", "target": "y"})
+
+
+@pytest.mark.parametrize(
+    ("weight", "words", "copied", "common"),
+    [
+        ("1.{x}", "one two three four {x}", 15, "all their values"),
+        ("1.{row}", "one two three four {x}", 15, "their text"),
+        ("1.{row}", "one two {x}", 15, ""),  # few words recur
+        ("1.{x}", "one two three four {x}", 1, ""),
+        ("{x}", "yes", 40, "all their values"),
+        ("0", "yes please, I would like that", 40, ""),  # as most of train does
+    ],
+)
+def test_samples_of_val_and_test_that_train_has_too_are_told(
+    weight: str, words: str, copied: int, common: str, tmp_path: Path
+) -> None:
+    rows = []
+    for row in range(100):
+        x = row - 60 if 60 <= row < 60 + copied else row
+        cells = (cell.format(x=x, row=row) for cell in (weight, words))
+        rows.append([str(row), "train" if row < 60 else "test", *cells])
+    columns = {"tabular": ["weight"], "text": "text"}
+    data = opened(tmp_path, ["id", "split", "weight", "text"], rows, columns=columns)
+    hint = summary(data).get("hint", "")
+    told = f"{copied} of the 40 samples of val and test have {common} in common with one of train"
+    assert hint.startswith(told) if common else not hint

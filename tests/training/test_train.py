@@ -82,8 +82,13 @@ def test_a_run_leaves_what_the_design_promises(
     assert results["best_epoch"] == 8
     alone = [figures["accuracy"] for figures in results["unimodal"].values()]
     assert results["test"]["accuracy"] > max(alone) + 0.2  # xor: 1.0, and chance from one of them
+    gain, tested = results["gain"], len(create_dataset("interactions").split("test"))
+    best = results["unimodal"][gain["over"]]["accuracy"]
+    assert gain["gain"] == pytest.approx(results["test"]["accuracy"] - best)
+    assert 0 < gain["low"] < gain["gain"] < gain["high"]
+    assert gain["won"] - gain["lost"] == round(gain["gain"] * gain["samples"])
     shown = capsys.readouterr().out
-    parts = ("a alone", "fusion: gmu", "gain over", "fusionzoo predict ", "Learning-rate groups")
+    parts = ("a alone", "fusion: gmu", "gain over", f"gain    {gain['words']}\n", "fusionzoo predict ", "Learning-rate groups")
     parts += ("the best epoch is the last: --train.epochs 16 may be better",)
     assert [part for part in parts if part not in shown] == []
 

@@ -21,7 +21,7 @@ from fusionzoo.evaluation.shapley import subset_label
 from fusionzoo.fusion import fusion_info
 from fusionzoo.targets import mean_prediction
 
-from ..bench import Bench, Condition, damaged_rows, learned_rows, sample_scores, tasks_of
+from ..bench import Bench, Condition, damaged_rows, learned_rows, tasks_of
 from ..candidates import EVERYTHING, fusion_of, is_fitted, is_single, modalities_of, single_modality
 from ..examine import score_row, takes_part
 from ..fit_models import prior_logits
@@ -214,7 +214,7 @@ def _validation(
     figures = []
     for seed_result in seed_results:
         logits = torch.from_numpy(seed_result.val_logits)
-        scores = sample_scores(tasks, logits, target)
+        scores = tasks.scores(logits, target)
         loss = row_mean(tasks.criterion(logits, target), weights)
         where_present = row_mean(scores[present], present_weights)
         figures.append([row_mean(scores, weights), loss, where_present])
@@ -346,7 +346,7 @@ def _score(
     ):
         tasks = tasks_of(summary.bench, fold.train)
         target = summary.target[part]
-        scores.append(sample_scores(tasks, logits[part], target))
+        scores.append(tasks.scores(logits[part], target))
         labels = {"fold": number, "seed": seed, "samples": len(target)}
         weights = summary.bench.weights_of(fold.test)
         row = score_row(tasks, logits[part], target, scores[-1], "full", weights=weights)
@@ -425,7 +425,7 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     prior = summary.candidate(PRIOR)
     scores, p_values = {}, []
     for name, logits in summary.controls.items():
-        sample = sample_scores(tasks, logits, summary.target).numpy()[None]
+        sample = tasks.scores(logits, summary.target).numpy()[None]
         interval, p = statistics.crossed(
             sample - prior.scores[:1],
             bench.test_share,

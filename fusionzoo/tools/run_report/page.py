@@ -22,6 +22,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number
 from fusionzoo.trained_on import count_seen
+from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import FUSION, Run
 
 from .mistakes import (
@@ -82,9 +83,8 @@ def verdict(run: Run, model: FusionModel) -> str:
         interval = known.rows[0].metrics.get(run.metrics["table"]["metrics"][0], [])[1:]
         text += f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
         text += f" on {known.samples['test']:,} test samples"
-    gain = rows[-1]
-    if gain[0].startswith("gain over "):
-        text += f"; {gain[0]} {gain[1]}"
+    if GAIN in run.metrics:
+        text += f". Gain in {run.metrics[GAIN]['words']}"
     return f"{text}."
 
 

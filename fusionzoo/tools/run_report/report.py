@@ -22,6 +22,7 @@ from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs.data import Data, InMemory, configure
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
+from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__
 
@@ -136,6 +137,8 @@ def _start(cfg: ReportConfig) -> int:
         if cfg.data:
             raise FusionZooError("data are for the page: add --html")
         print_table(f"Test split, {chosen_weights(run.metrics)}", *run.results())
+        if GAIN in run.metrics:
+            print(f"gain    {run.metrics[GAIN]['words']}")
         return 0
     print(f"wrote {write_page(run, cfg, None)}")
     return 0
