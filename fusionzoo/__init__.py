@@ -5,7 +5,7 @@ Names are imported when first used, so that `import fusionzoo` costs nothing.
 
 from __future__ import annotations
 
-import os.path
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from .tools.search.search import search as search
     from .tools.serve.server import serve as serve
     from .training.report import Run as Run
+
+# Where torch is not loaded yet, its threads wait for each other asleep: those that spin cost ten
+# times the CPU, and time, of a small training beside any other work (results/LOG.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
     from fusionzoo import _unlinked  # noqa: F401, a checkout without symbolic links

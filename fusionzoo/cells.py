@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -12,6 +13,8 @@ from unicodedata import normalize
 from fusionzoo.errors import FusionZooError, located
 
 Cell = float | str | None  # None: empty
+EPOCH = datetime.date(1970, 1, 1)
+DATE_PARTS = ("year", "days", "month", "weekday", "hour")  # columns that a date becomes
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of cells that run as formulas
 _number, _whole = re.compile(NUMBER), re.compile(r"(-?[0-9]+)\.0+")
@@ -100,3 +103,29 @@ def without_formulas(cell: str) -> str:
 def fold(name: str) -> str:
     """Return the name of a column in one form: composed, in lower case, no spaces around it."""
     return composed(name).strip().casefold()
+
+
+def date_of(column: str, columns: Collection[str]) -> str:
+    """Return the date that a column is a part of, `on` of `on days`; "" if it is none."""
+    name, _, part = column.rpartition(" ")
+    is_part = part in DATE_PARTS and all(f"{name} {x}" in columns for x in DATE_PARTS[:4])
+    return name if is_part else ""
+
+
+def whole_dates(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's cells with dates in place of their parts.
+
+    >>> whole_dates({"on year": 2024.0, "on days": 19723.0, "on month": "1", "on weekday": "Mon"})
+    {'on': '2024-01-01'}
+    """
+    whole = {}
+    for column, cell in cells.items():
+        if not (date := date_of(column, cells)):
+            whole[column] = cell
+        elif (days := cells[f"{date} days"]) is None:
+            whole[date] = None
+        else:
+            minutes = round(60 * (cells.get(f"{date} hour") or 0.0))
+            time = f" {minutes // 60:02}:{minutes % 60:02}" if f"{date} hour" in cells else ""
+            whole[date] = f"{EPOCH + datetime.timedelta(days=int(days))}{time}"
+    return whole

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from fusionzoo.cells import DATE_PARTS, EPOCH, is_number
 from fusionzoo.cells import NUMBER as NUMBER_PATTERN
-from fusionzoo.cells import is_number
 from fusionzoo.errors import FusionZooError
 
 from ..tables.arrow import ArrowColumn
@@ -30,8 +30,6 @@ DATE_ORDERS = ("iso", "dmy", "mdy", "excel")  # excel: days since 1899-12-30
 TIMED = "time"  # behind the order of dates whose hours count
 EXCEL_START = datetime.date(1899, 12, 30)
 MAX_EXCEL_DAY = 2_958_465  # 9999-12-31
-EPOCH = datetime.date(1970, 1, 1)
-DATE_PARTS = ("year", "days", "month", "weekday", "hour")  # columns that a date becomes
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")  # whatever the locale
 SHORT_YEARS = 70  # `69` is 2069, `70` is 1970, as in POSIX
 NUMERIC_DATE = re.compile(r"([0-9]{1,2})([./-])([0-9]{1,2})\2([0-9]{4}|[0-9]{2})(?:[ T,].*)?")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.cells import category_of, fold, is_number, read_cell, read_cells
+from fusionzoo.cells import EPOCH, category_of, date_of, fold, is_number, read_cell, read_cells
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
@@ -202,8 +203,9 @@ def describe_columns(data: Samples, modality: str) -> tuple[str, list[str]]:
         return str(error), []
     cells = _columns(data, modality, data.rows.tolist())
     missing = {name: column.null_count for name, column in cells.items()}
-    shown = [_describe(column, missing[column["name"]]) for column in columns[:MAX_SHOWN]]
-    more = [f"{len(columns) - MAX_SHOWN} more"] * (len(columns) > MAX_SHOWN)
+    whole = [x for x in columns if not date_of(x["name"], cells) or x["name"].endswith(" days")]
+    shown = [_describe(column, missing[column["name"]], cells) for column in whole[:MAX_SHOWN]]
+    more = [f"{len(whole) - MAX_SHOWN} more"] * (len(whole) > MAX_SHOWN)
     return ", ".join([*shown, *more]), [hint for x in columns if (hint := _decimal_hint(x))]
 
 
@@ -216,8 +218,11 @@ def _decimal_hint(column: Mapping[str, Any]) -> str:
     return cell and f"the categories of {column['name']} are numbers: {cell!r}{decimal_hint(cell)}"
 
 
-def _describe(column: Mapping[str, Any], num_missing: int) -> str:
+def _describe(column: Mapping[str, Any], num_missing: int, names: Collection[str]) -> str:
     missing = f" ({num_missing:,} missing)" if num_missing else ""
+    if date := date_of(column["name"], names):
+        middle = EPOCH + timedelta(days=round(column["mean"]))
+        return f"{date} {middle} ± {column['std']:.3g} days{missing}"
     if "mean" in column:
         return f"{column['name']} {column['mean']:.4g} ± {column['std']:.3g}{missing}"
     count = len(column["values"])

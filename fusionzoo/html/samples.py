@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fusionzoo.cells import whole_dates
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.structures import Clip
@@ -86,8 +87,9 @@ def _show(dataset: PairedDataset, name: str, row: int, plays: bool) -> Preview |
         words = len(value.split())
         return Preview(name, text=text, caption=f"{words:,} word{'' if words == 1 else 's'}")
     if isinstance(value, dict):
-        cells = ", ".join(f"{column} {cell_text(cell)}" for column, cell in value.items())
-        return Preview(name, text=cells[:MAX_CHARACTERS], caption=f"{len(value)} columns")
+        whole = whole_dates(value)
+        cells = ", ".join(f"{column} {cell_text(cell)}" for column, cell in whole.items())
+        return Preview(name, text=cells[:MAX_CHARACTERS], caption=f"{len(whole)} columns")
     array = np.asarray(value)
     if not array.ndim or array.dtype.kind not in "fiub":
         return Preview(name, text=str(value)[:MAX_CHARACTERS], caption=kind)
@@ -105,9 +107,9 @@ def show_image(name: str, image: torch.Tensor, more: str = "") -> Preview:
 
 
 def cell_text(cell: Any) -> str:
-    """Return a cell of a table as it is shown: numbers with four digits."""
+    """Return a cell of a table as it is shown: numbers with four digits, `missing`."""
     if cell is None:
-        return ""
+        return "missing"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 

@@ -239,6 +239,8 @@ def test_dates_become_year_month_weekday_and_days() -> None:
     assert [cells[f"Tag {x}"] for x in ("year", "month", "weekday")] == [2021.0, "3", "Mon"]
     assert cells["Tag days"] == (datetime.date(2021, 3, 1) - datetime.date(1970, 1, 1)).days
     assert float(cells["Gewicht"]) == 50.5
+    assert whole_dates(cells)["Tag"] == "2021-03-01"
+    assert any("Tag 2021-03-05 ± 2.58 days" in x for x in data_summary(data))
     # Days of a spreadsheet are dates if the user says so.
     days = pa.table({"on": [44228 + n % 9 for n in range(N)], "y": ["a", "b"] * (N // 2)})
     data = fusionzoo.create_dataset(days, target="y", kinds={"on": "date"})

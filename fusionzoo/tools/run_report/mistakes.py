@@ -148,7 +148,7 @@ def per_label(target: Target, labels: Tensor, predicted: Sequence[Labels]) -> Ta
         num_true, said = int(is_true.sum()), int(is_predicted.sum())
         both = int((is_true & is_predicted).sum())
         shares = [
-            f"{top / below:.3f}" if below else ""
+            f"{top / below:.3f}" if below else "-"
             for top, below in ((both, said), (both, num_true), (2 * both, num_true + said))
         ]
         rows.append([short(name), *(f"{x:,}" for x in (num_true, said, both)), *shares])

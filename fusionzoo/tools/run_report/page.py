@@ -133,7 +133,7 @@ def modality_table(
     header, rows = ["modality", "kind", *(["columns"] if columns else []), *splits], []
     for name, kind in model.modalities.items():
         cells = [name, kind]
-        cells += [short(", ".join(columns.get(name, ())))] if columns else []
+        cells += [short(", ".join(columns.get(name, [name])))] if columns else []
         has = Counter[str]()
         if dataset is not None and name in dataset.modalities:
             present = dataset.present[:, [*dataset.modalities].index(name)].tolist()
