@@ -214,7 +214,7 @@ def test_a_candidate_that_fails_is_reported_and_stops_no_other(
     assert main(["--config", str(recipe), "--out", str(tmp_path)]) == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert "RuntimeError: no luck today" in summary["failed"]["gmu"]
-    assert "1 candidates failed: gmu" in summary["verdict"]
+    assert "1 candidates failed: gmu." in summary["behind"]
     assert line_of(summary, "sum")["seeds"] == 2
     monkeypatch.undo()
     monkeypatch.setenv("FUSIONZOO_CACHE", str(tmp_path / "cache"))

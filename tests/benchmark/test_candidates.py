@@ -70,7 +70,7 @@ def test_training_strategies_are_rows_beside_the_fusions(tmp_path: Path) -> None
     assert lines["sum + mla"]["score"] != lines["sum"]["score"] or (
         lines["sum + mla"]["nll"] != lines["sum"]["nll"]
     )
-    assert "Of 6 fusions and training strategies" in report.verdict
+    assert "Of 6 fusions and training strategies" in report.figures["behind"][0]
 
 
 def test_a_strategy_for_encoders_says_that_a_probe_trains_none(tmp_path: Path) -> None:

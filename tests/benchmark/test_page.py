@@ -188,7 +188,9 @@ def test_names_are_shown_as_code_and_each_candidate_has_its_calibration(page: Pa
     text = page.read_text()
     assert "`" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     verdict = re.search(r'id="verdict">(.*?)</p>', text)
+    behind = re.search(r"<summary>The (\d+) sentences behind it</summary><ul>(.*?)</ul>", text)
     assert verdict and "<code>" in verdict[1]
+    assert behind and behind[2].count("<li>") == int(behind[1]) and "<code>" in behind[2]
     assert "ECE if calibrated" in text
     summary = json.loads((page.parent / "summary.json").read_text())
     for line in summary["leaderboard"]:

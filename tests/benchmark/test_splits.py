@@ -72,7 +72,8 @@ def test_columns_of_splits_are_the_folds_and_no_inputs(tmp_path: Path) -> None:
         " them; mean ± standard deviation over them"
     )
     assert (report.figures["data"]["test"], report.figures["data"]["tested_samples"]) == (50, 40)
-    assert "50 tests of 40 samples; the interval counts a sample once" in report.verdict
+    behind = " ".join(report.figures["behind"])
+    assert "50 tests of 40 samples; the interval counts a sample once" in behind
     accuracies = [row["accuracy"] for row in full_rows(report)]
     line = {x["candidate"]: x for x in report.figures["leaderboard"]}["sum"]
     assert line["mean_over_splits"] == pytest.approx(np.mean(accuracies))

@@ -18,7 +18,8 @@ from helpers.planted import ITEMS, TARGET, candidate, summary
 
 
 def words(whole: Summary) -> str:
-    return verdict(whole, tied_with_leader(whole))
+    first, behind = verdict(whole, tied_with_leader(whole))
+    return " ".join([first, *behind])
 
 
 AUDIO = ("alone:audio", [0.6, 0.6])

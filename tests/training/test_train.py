@@ -88,7 +88,14 @@ def test_a_run_leaves_what_the_design_promises(
     assert 0 < gain["low"] < gain["gain"] < gain["high"]
     assert gain["won"] - gain["lost"] == round(gain["gain"] * gain["samples"])
     shown = capsys.readouterr().out
-    parts = ("a alone", "fusion: gmu", "gain over", f"gain    {gain['words']}\n", "fusionzoo predict ", "Learning-rate groups")
+    parts = (
+        "a alone",
+        "fusion: gmu",
+        "gain over",
+        f"gain    {gain['words']}\n",
+        "fusionzoo predict ",
+        "Learning-rate groups",
+    )
     parts += ("the best epoch is the last: --train.epochs 16 may be better",)
     assert [part for part in parts if part not in shown] == []
 

@@ -89,7 +89,7 @@ def _data(figures: Figures) -> Iterator[Line]:
         yield Line(question, True, "no sample lacks a modality")
     else:
         met = figures.get("coverage") is not None
-        evidence = f"missing: {shares}" + ("; the verdict has both parts" if met else "")
+        evidence = f"missing: {shares}" + ("; the report has both parts" if met else "")
         yield Line(question, met, evidence)
     evidence = "not looked for by this command: `fusionzoo data check` does"
     yield Line("Were duplicates between splits looked for?", False, evidence)

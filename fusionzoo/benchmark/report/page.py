@@ -380,7 +380,9 @@ def print_figures(figures: Mapping[str, Any]) -> None:
         print(f"not run  {name}: {reason}")
     for other in figures.get("external", {}).values():
         print(other["words"])
-    print(f"\n{figures['verdict']}\n")
+    print(f"\n{figures['verdict']}")
+    behind = figures.get("behind", ())  # earlier reports have one text
+    print(f"({len(behind)} sentences behind it are in the report.)\n" if behind else "")
     for by_group in figures.get("subgroups", {}).values():
         print(f"{by_group['words']}\n")
 
@@ -418,7 +420,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Whether fusion helped, and which fusion is best, in words."""
+        """Whether fusion helped, in words; `figures["behind"]` has the sentences behind it."""
         return str(self.figures["verdict"])
 
     @property

@@ -21,7 +21,7 @@ SPECIAL = {  # characters that mean something else in LaTeX
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """Return the verdict, the leaderboard as a Markdown table, and a note on ECE."""
+    """Return the verdict, the leaderboard as a Markdown table, a note on ECE, what is behind."""
     header, rows = text_table(figures["leaderboard"], figures["metric"])
     lines = [figures["verdict"], "", f"| {' | '.join(header)} |"]
     lines += [f"| {' | '.join(['---'] * len(header))} |"]
@@ -31,7 +31,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         cells = [x.replace("|", "\\|") for x in (name, *row[1:])]
         lines.append(f"| {' | '.join(cells)} |")
     note = ["", ECE_NOTE] if "ECE" in header else []
-    return "\n".join([*lines, *note]) + "\n"
+    behind = [" ".join(["", *figures.get("behind", ())]).strip()]
+    return "\n".join([*lines, *note, "", *behind]).rstrip() + "\n"
 
 
 def latex(figures: Mapping[str, Any]) -> str:

@@ -92,8 +92,10 @@ def figures(summary: Summary) -> dict[str, Any]:
     """Return the contents of summary.json; nothing in it depends on the machine's speed."""
     bench = summary.bench
     tied = tied_with_leader(summary)
+    words, behind = verdict(summary, tied)
     return {
-        "verdict": verdict(summary, tied),
+        "verdict": words,
+        "behind": behind,
         "data": _data_figures(summary),
         "mode": bench.cfg.mode,
         "seeds": bench.cfg.seeds,
@@ -218,20 +220,19 @@ def _single_figures(summary: Summary, chosen: Choice, best: CandidateResults) ->
     }
 
 
-def verdict(summary: Summary, tied: Sequence[str]) -> str:
-    """Say in words whether fusion helped, which candidate leads, and which ones tie with it."""
+def verdict(summary: Summary, tied: Sequence[str]) -> tuple[str, list[str]]:
+    """Say whether fusion helped, also against the models of all features; and the sentences behind
+    that: which part is coverage, which candidate leads, which ones tie with it, what was tested."""
     chosen, best = chosen_fusion(summary), best_single(summary)
     wanted = {*baseline_words(summary.bench.cfg)} & {HEADS, "linear"}
     if chosen is None or (best is None and wanted):
-        return "No verdict: no fusion or no single modality was trained to the end."
+        return "No verdict: no fusion or no single modality was trained to the end.", []
     if best is None:
-        single = ""
-        sentences = [_without_singles(summary, chosen), *_everything_words(summary, chosen)]
+        single, first, sentences = "", _without_singles(summary, chosen), []
     else:
         single = single_title(best.name)
         parts = coverage(summary, chosen, best)
-        sentences = [_gain(summary, chosen, best, parts), *_coverage_words(summary, best, parts)]
-        sentences += _everything_words(summary, chosen)
+        first, sentences = _gain(summary, chosen, best, parts), _coverage_words(summary, best, parts)
         if len(summary.of_kind("fusion")) > 1:
             sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
@@ -240,7 +241,7 @@ def verdict(summary: Summary, tied: Sequence[str]) -> str:
         sentences.append(_tested(summary))
     if summary.failed:
         sentences.append(f"{len(summary.failed)} candidates failed: {', '.join(summary.failed)}.")
-    return " ".join(sentences)
+    return " ".join([first, *_everything_words(summary, chosen)]), sentences
 
 
 def _seed_words(fusion: CandidateResults) -> list[str]:
