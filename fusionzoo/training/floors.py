@@ -6,7 +6,8 @@ them is not worth its training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,11 @@ from fusionzoo.structures import Features
 from .fit import Loaders
 from .fitted.components import Trees
 from .fitted.linear import Linear
-from .fitted.method import Inputs, Method, Setting
+from .fitted.method import Inputs, Setting
 from .loaders import build_loader
 from .trainer import Trainer
 
+FLOORS, LINEAR = "floors", "linear"  # keys in a run's metrics: of all columns, of each modality
 MOST = 20_000_000  # numbers of the training split, beyond which nothing is fitted
 MOST_TREES = 10_000  # training rows times logits, beyond which no trees are grown
 GROWN: Setting = {"rate": 0.1, "leaves": 31}  # scikit-learn's defaults
@@ -38,46 +40,57 @@ class _Samples(NamedTuple):
 
     inputs: Inputs
     targets: Tensor
+    ids: list[str]
 
 
-def floors(trainer: Trainer, loaders: Loaders) -> dict[str, dict[str, float]]:
-    """Return the test metrics of each floor, by its line in the table.
+class Floors(NamedTuple):
+    """Logits of the test samples, (N, K)."""
 
-    They learn from train and validation together, the linear model with the penalty that is best on
+    ids: Sequence[str] = ()  # of the samples
+    of_all: Mapping[str, Tensor] = MappingProxyType({})  # by their line in the table
+    of_one: Mapping[str, Tensor] = MappingProxyType({})  # modality -> that of a linear model of it
+
+
+def floors(trainer: Trainer, loaders: Loaders) -> Floors:
+    """Return what the floors answer to the test samples.
+
+    They learn from train and validation together, linear models with the penalty that is best on
     validation. They read the cells of tables, vectors and cached features of frozen encoders; where
     other modalities are trained from scratch, the lines name those that are read. Rows with weights
     of their own have no floor.
     """
     tasks, encoders = trainer.module.tasks, dict(trainer.module.model.named_encoders())
     if "val" not in loaders or not tasks.has_target or trainer.module.mean_weight is not None:
-        return {}
+        return Floors()
     collate: Any = loaders["val"].collate_fn
     read = {x: y for x, y in encoders.items() if _is_read(y, collate.processors[x])}
     if not read:
-        return {}
+        return Floors()
     train, val, test = (_rows(trainer, loaders, x, read) for x in ("train", "val", "test"))
     if not train.inputs.present.any() or train.inputs.side_by_side.size > MOST:
-        return {}
+        return Floors()
     known, to_validate, asked = (_standardised(train.inputs, x.inputs) for x in (train, val, test))
-    both = _Samples(_joined(known, to_validate), torch.cat([train.targets, val.targets]))
-    linear, what = Linear(), "everything" if len(read) == len(encoders) else ", ".join(read)
+    learnt, labels = _joined(known, to_validate), torch.cat([train.targets, val.targets])
+    model, what = Linear(), "everything" if len(read) == len(encoders) else ", ".join(read)
 
-    def validated(setting: Setting) -> tuple[float]:
-        logits = linear.answer(tasks, known, train.targets, to_validate, setting)
-        return (float(tasks.criterion(logits, val.targets).mean()),)
+    def linear(*places: int) -> Tensor:
+        learned, validated, tested, all_learned = (
+            _some(x, places) for x in (known, to_validate, asked, learnt)
+        )
+
+        def loss(setting: Setting) -> tuple[float]:
+            logits = model.answer(tasks, learned, train.targets, validated, setting)
+            return (float(tasks.criterion(logits, val.targets).mean()),)
+
+        return model.answer(tasks, all_learned, labels, tested, model.choose(loss)[0])
 
     with threadpool_limits(1):  # more are slower, for problems of this size
-        methods: dict[str, tuple[Method, Setting]] = {
-            f"linear on {what}": (linear, linear.choose(validated)[0])
-        }
+        of_all = {f"linear on {what}": linear(*range(len(read)))}
         has_cells = any(isinstance(encoder, TabularEncoder) for encoder in read.values())
-        if has_cells and len(both.targets) * sum(tasks.widths) <= MOST_TREES:
-            methods[f"boosted trees on {what}"] = Trees(), GROWN
-        answers = {
-            line: method.answer(tasks, *both, asked, setting)
-            for line, (method, setting) in methods.items()
-        }
-    return {x: tasks.metrics(logits, test.targets, slow=True) for x, logits in answers.items()}
+        if has_cells and len(labels) * sum(tasks.widths) <= MOST_TREES:
+            of_all[f"boosted trees on {what}"] = Trees().answer(tasks, learnt, labels, asked, GROWN)
+        of_one = {name: linear(place) for place, name in enumerate(read)}
+    return Floors(test.ids, of_all, of_one if len(encoders) > 1 else {})
 
 
 def _is_read(encoder: Encoder, processor: Any) -> bool:
@@ -93,7 +106,7 @@ def _rows(
     loader = build_loader(dataset, loaders["val"].collate_fn, trainer.cfg, World(), "val")
     columns = [*trainer.module.model.encoders]
     places = [columns.index(name) for name in encoders]
-    parts, present, targets = [], [], []
+    parts, present, targets, ids = [], [], [], []
     for batch in loader:
         assert batch.target is not None
         there = batch.present[:, places]
@@ -102,8 +115,9 @@ def _rows(
         parts.append([torch.where(has[:, None], x, 0).double() for x, has in pairs])
         present.append(there)
         targets.append(batch.target)
+        ids += batch.ids
     matrices = tuple(torch.cat(x).numpy() for x in zip(*parts, strict=True))
-    return _Samples(Inputs(matrices, torch.cat(present).numpy()), torch.cat(targets))
+    return _Samples(Inputs(matrices, torch.cat(present).numpy()), torch.cat(targets), ids)
 
 
 def _numbers(encoder: Encoder, inputs: Any) -> Tensor:
@@ -119,6 +133,11 @@ def _numbers(encoder: Encoder, inputs: Any) -> Tensor:
     seen = codes.where(known, MISSING).unbind(1)
     hot = [one_hot(code.long(), size) for code, size in zip(seen, sizes, strict=True)]
     return torch.cat([numbers, missing, *hot], 1)
+
+
+def _some(inputs: Inputs, places: Sequence[int]) -> Inputs:
+    """Return some of the modalities."""
+    return Inputs(tuple(inputs.parts[x] for x in places), inputs.present[:, [*places]])
 
 
 def _joined(first: Inputs, second: Inputs) -> Inputs:

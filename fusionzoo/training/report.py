@@ -40,7 +40,8 @@ from fusionzoo.trained_on import Row, RunResults, TrainedOn
 from .calibrate import calibratable, calibrate, calibration_rows, measure
 from .checkpoint import State
 from .fit import Metrics, collect_answers, metrics_of
-from .gain import GAIN, best_alone, paired_gain
+from .floors import FLOORS, LINEAR, Floors
+from .gain import GAIN, alone, best_line, linear_on, paired_gain, single_lines
 from .multitask import Tasks
 from .optim import describe, group_rows
 from .tracker import Tracker, environment
@@ -95,16 +96,14 @@ def check_saving(folder: Path, trainer: Trainer) -> None:
 
 
 def test_model(
-    trainer: Trainer, loader: DataLoader[Batch], val: Answers | None
+    trainer: Trainer, loader: DataLoader[Batch], val: Answers | None, floors: Floors | None = None
 ) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
     """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
     to the validation split. Return the metrics, these, and their figures on the test split."""
     split: Any = loader.dataset
     test = collect_answers(trainer, loader, reports_each_alone(trainer))
     metrics = metrics_of(trainer.module.tasks, test, slow=True)
-    if len(metrics["unimodal"]) > 1:
-        best = best_alone(trainer.module.tasks, metrics["unimodal"])
-        metrics[GAIN] = paired_gain(trainer.module.tasks, test, best, split)
+    metrics |= _beside(trainer.module.tasks, test, metrics["unimodal"], floors or Floors(), split)
     if positive := trainer.module.tasks.positive:
         metrics[POSITIVE] = positive
     if (column := getattr(split, "weight_column", None)) is not None:
@@ -115,6 +114,25 @@ def test_model(
     rows = calibratable(val)
     calibration = calibrate(targets, *rows[:2], trainer.cfg.train.calibrate, rows[2])
     return metrics, calibration, measure(calibration, targets, *calibratable(test))
+
+
+def _beside(
+    tasks: Tasks, test: Answers, unimodal: Metrics, floors: Floors, split: Any
+) -> dict[str, Any]:
+    """Return the metrics of the floors, and the gain over the best modality alone."""
+    place = {key: row for row, key in enumerate(floors.ids)}
+    rows = [place[key] for key in test.ids] if place else []
+    of_all, of_one = ({x: y[rows] for x, y in part.items()} for part in floors[1:])
+    beside = {
+        key: {x: tasks.metrics(y, test.target, test.weights, slow=True) for x, y in part.items()}
+        for key, part in ((FLOORS, of_all), (LINEAR, of_one))
+    }
+    if len(unimodal) > 1:
+        logits = {alone(x): y for x, y in test.alone.items()}
+        logits |= {linear_on(x): y for x, y in of_one.items()}
+        best = best_line(tasks, single_lines(tasks, unimodal, beside[LINEAR]))
+        beside[GAIN] = paired_gain(tasks, test, best, logits[best], split)
+    return {key: part for key, part in beside.items() if part}
 
 
 def save_model(
@@ -225,7 +243,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write metrics.json (on the main process), and return what it holds."""
     tasks = trainer.module.tasks
-    notes = {name: test[name] for name in (POSITIVE, WEIGHTED_BY, GAIN) if name in test}
+    notes = {x: test[x] for x in (POSITIVE, WEIGHTED_BY, FLOORS, LINEAR, GAIN) if x in test}
     groups = ("unimodal", "given_only", "where_present", *notes)
     shared = {name: x for name, x in test.items() if name not in groups}
     results: dict[str, Any] = {
@@ -239,7 +257,7 @@ def write_results(
         **notes,
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
-        **{key: x for key, x in state.best.items() if key in ("refit", "seeds", "floors")},
+        **{key: x for key, x in state.best.items() if key in ("refit", "seeds")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},
@@ -302,7 +320,7 @@ def better_floors(tasks: Tasks, results: Mapping[str, Any]) -> list[str]:
     name, test = tasks.leading, results["test"]
     return [
         f"{line} ({tasks.gain(name, figures, test)})"
-        for line, figures in results.get("floors", {}).items()
+        for line, figures in results.get(FLOORS, {}).items()
         if tasks.leading_value(figures) > tasks.leading_value(test)
         and f"{figures[name]:.3f}" != f"{test[name]:.3f}"
     ]
@@ -362,25 +380,26 @@ def result_rows(
     What some samples lack is measured among those that have it, and the line says how many."""
     test, unimodal = results["test"], results["unimodal"]
     shown = [(name, title) for name, title in tasks.shown if name in test]
-    lines = {f"{name} alone": metrics for name, metrics in unimodal.items()}
+    singles = single_lines(tasks, unimodal, results.get(LINEAR, {}))
+    lines = dict(singles)
     for name, metrics in results["given_only"].items():
         present = results["where_present"][name]
         among = ""
         if present["samples"] < present["of"]:
             among = f", {present['samples']:,} with it"
             if present["unimodal"]:
-                lines[f"{name} alone{among}"] = present["unimodal"]
+                lines[f"{alone(name)}{among}"] = present["unimodal"]
         lines[f"fusion given {name} only{among}"] = metrics
-    lines |= results.get("floors", {})
+    lines |= results.get(FLOORS, {})
     lines |= {f"fusion: {fusion}": test}
     lines |= {f"seed {x['seed']} alone": x["test"] for x in results.get("seeds", ())}
     rows = [
         (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()
     ]
     if len(unimodal) > 1:
-        best = best_alone(tasks, unimodal)
-        gains = [tasks.gain(name, test, unimodal[best]) for name, _ in shown]
-        rows.append((f"gain over {best} alone", *gains))
+        best = best_line(tasks, singles)
+        gains = [tasks.gain(name, test, singles[best]) for name, _ in shown]
+        rows.append((f"gain over {best}", *gains))
     return ("", *(title for _, title in shown)), rows
 
 

@@ -20,7 +20,7 @@ from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
 from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers, metrics_of
-from .floors import floors
+from .floors import Floors, floors
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
 from .multitask import build_tasks, targets_of
@@ -87,10 +87,9 @@ def train_once(
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             val_answers = validate(trainer, loaders, state)
+            fitted = Floors()
             if cfg.train.floors:
-                state.best["floors"] = from_main(
-                    floors(trainer, loaders) if world.main else {}, world
-                )
+                fitted = from_main(floors(trainer, loaders) if world.main else fitted, world)
                 tracker.lap("floors")
             final = trainer
             if cfg.train.refit and has_time_for_refit(trainer, tracker):
@@ -99,7 +98,9 @@ def train_once(
                     return Run(folder, exit_code)
             with final.ema_weights():
                 to_calibrate = None if cfg.train.calibrate == "none" else val_answers
-                test, calibration, figures = report.test_model(final, loaders["test"], to_calibrate)
+                test, calibration, figures = report.test_model(
+                    final, loaders["test"], to_calibrate, fitted
+                )
                 report.save_model(folder, final, splits, calibration, state, test)
         except RuntimeError as error:
             if is_out_of_memory(error):

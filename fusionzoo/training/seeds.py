@@ -33,6 +33,7 @@ from .balance.matryoshka import prefix_sizes
 from .build import splits_of
 from .checkpoint import State
 from .fit import collect_answers, metrics_of
+from .floors import FLOORS
 from .loaders import build_loader
 from .multitask import Tasks
 from .objective import Objective
@@ -76,7 +77,6 @@ class Seeds(Repeats[Finished]):
             **({} if val is None else metrics_of(tasks, val, slow=True)),
             "epoch": max(x.best_epoch for x in self.finished),
             "train_loss": fmean(x["train"]["loss"] for x in alone),
-            "floors": alone[0].get("floors", {}) if alone else {},
             "seeds": [
                 {"seed": x.seed, "val": results["val"], "test": results["test"]}
                 for x, results in zip(self.finished, alone, strict=True)
@@ -85,6 +85,7 @@ class Seeds(Repeats[Finished]):
         state = State(data=self.data, best=best)
         to_calibrate = None if self.cfg.train.calibrate == "none" else val
         test, calibration, figures = report.test_model(trainer, loaders["test"], to_calibrate)
+        test[FLOORS] = alone[0].get(FLOORS, {}) if alone else {}
         report.save_model(self.folder, trainer, splits, calibration, state, test)
         tracker.lap("join seeds")
         return report.write_results(self.folder, trainer, state, test, figures, tracker)
