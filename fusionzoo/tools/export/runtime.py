@@ -33,9 +33,8 @@ from .graph import Inputs, by_name
 from .preprocess import build
 
 FORMAT = 4  # of an exported folder
-MODEL, INT8 = "model.onnx", "model.int8.onnx"
+MODEL, FUSION = "model.onnx", "fusion.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
-FUSION = "fusion.onnx"
 
 
 class Half(NamedTuple):
@@ -52,7 +51,7 @@ class OnnxModel(Answering):
     runs only on the rows that have its modality.
     """
 
-    def __init__(self, folder: str | Path, *, int8: bool = False, threads: int = 0) -> None:
+    def __init__(self, folder: str | Path, *, threads: int = 0) -> None:
         require_onnx()
         self.folder = Path(folder)
         if not (self.folder / PREPROCESS).is_file():
@@ -72,7 +71,7 @@ class OnnxModel(Answering):
         self._halves: dict[str, Half] = {}
         with explained(f"{self.folder} is no whole export, export the model again"):
             self._describe(about, labels)
-            self._open(about, int8, threads)
+            self._open(about, threads)
             self._check_answers()
 
     def _describe(self, about: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
@@ -86,15 +85,14 @@ class OnnxModel(Answering):
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
         self._described = {name: x["processor"] for name, x in about["modalities"].items()}
 
-    def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
+    def _open(self, about: Mapping[str, Any], threads: int) -> None:
         if about["split"]:
             for name, modality in about["modalities"].items():
                 session = open_session((self.folder / f"{name}.onnx").read_bytes(), threads)
                 self._halves[name] = Half(session, modality["width"])
-        name = INT8 if int8 else FUSION if about["split"] else MODEL
+        name = FUSION if about["split"] else MODEL
         if not (self.folder / name).is_file():
-            hint = "export it with --int8" if int8 else "export it with --format onnx"
-            raise FusionZooError(f"{self.folder} holds no {name}: {hint}")
+            raise FusionZooError(f"{self.folder} holds no {name}: export it with --format onnx")
         # Of bytes no weights beside the file are read, which no digest would hold.
         self._session = open_session((self.folder / name).read_bytes(), threads)
         self.outputs = [one.name for one in self._session.get_outputs()]
@@ -227,9 +225,7 @@ def load(
 
 
 @overload
-def load(
-    folder: str | Path, *, runtime: Literal["onnx"], int8: bool = False, threads: int = 0
-) -> OnnxModel: ...
+def load(folder: str | Path, *, runtime: Literal["onnx"], threads: int = 0) -> OnnxModel: ...
 
 
 def load(
@@ -248,8 +244,8 @@ def load(
         options: `plugins`, files and modules to import first, of a model whose encoders or fusion
             are not fusionzoo's own (what the folder itself names is never imported); `encoders`,
             those that no folder can hold: modules of `wrap_encoder`, into which the weights are
-            then read; of a repository `revision` and `token`. With `runtime="onnx"`: `int8`, the
-            model with weights of one byte, and `threads`, 0 = as many as ONNX Runtime takes
+            then read; of a repository `revision` and `token`. With `runtime="onnx"`: `threads`,
+            0 = as many as ONNX Runtime takes
     """
     if runtime == "onnx":
         return OnnxModel(folder, **options)
