@@ -164,14 +164,22 @@ def open_data(cfg: Settings, model: Answering, dataset: InMemory) -> PairedDatas
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     targets = {target.name: target.kind for target in measured}
     dataset, _ = open_for_model(cfg, model, dataset, targets)
-    if not set(model.modalities) & set(dataset.modalities):
+    return rows_to_read(model, dataset, cfg.split)
+
+
+def rows_to_read(
+    model: Answering, dataset: PairedDataset, split: str, *, warn: bool = True
+) -> PairedDataset:
+    """Return the samples of a split; modalities that the model does not read are not decoded."""
+    read = [name for name in dataset.modalities if name in model.modalities]
+    if not read:
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
             f" the data has {', '.join(dataset.modalities)}"
         )
-    read = [name for name in dataset.modalities if name in model.modalities]
-    rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
-    warn_of_strange(model, rows)
+    rows = dataset if split == "all" else dataset.split(split)
+    if warn:
+        warn_of_strange(model, rows)
     return rows.only(read) if len(read) < len(rows.modalities) else rows
 
 
@@ -674,7 +682,9 @@ def prediction_tables(
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
         answers = model.decode(logits, named.ids)
         table = prediction_table(named, answers, list(model.modalities), types)
-        table = with_name_of_ids(table, dataset.provenance.id_column)
+        id_column = dataset.provenance.id_column
+        if id_column.casefold() not in {x.casefold() for x in table.column_names[1:]}:
+            table = table.rename_columns({"id": id_column})
         columns: dict[str, list[Any]] = {}
         if cfg.coverage is not None and model.calibration is not None:
             columns |= model.calibration.regions(model.answer_targets, logits, cfg.coverage)
@@ -707,12 +717,6 @@ def prediction_table(
     present = batch.present.cpu().unbind(1)
     columns |= {f"present_{name}": x.tolist() for name, x in zip(modalities, present, strict=True)}
     return pa.table(columns)
-
-
-def with_name_of_ids(table: pa.Table, name: str) -> pa.Table:
-    """Return a table of predictions whose column `id` has this name, unless another column does."""
-    taken = {column.casefold() for column in table.column_names[1:]}
-    return table if name.casefold() in taken else table.rename_columns({"id": name})
 
 
 def _prediction_row(prediction: Any, types: Mapping[str, str]) -> dict[str, Any]:

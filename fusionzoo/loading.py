@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, explained, one_line
+from fusionzoo.errors import FusionZooError, explained, located
 from fusionzoo.hub import download, is_repository
 from fusionzoo.model import FusionModel, Raw, build_heads, create_model
 from fusionzoo.model_card import edited_readme
@@ -264,17 +264,14 @@ def _check_finite(model: FusionModel, weights: Path) -> None:
 
 def _answer_blank(model: FusionModel, folder: Path) -> None:
     """Run one blank sample, so that settings with which the model cannot answer are found here."""
-    try:
+    problem = f"{folder / 'config.json'}: the model cannot answer"
+    with explained(problem), located(problem):
         batch: Batch = model.collate()([Sample("", "", None, {})])
         batch = batch._replace(present=torch.ones_like(batch.present))
         if model.classes or model.targets:
             model.predict(batch)
         else:
             model.embed(batch)
-    except Exception as error:
-        raise FusionZooError(
-            f"{folder / 'config.json'}: the model cannot answer: {one_line(error)}"
-        ) from error
 
 
 def _without_sources(spec: Raw) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from annotated_types import Ge, Len
 
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, did_you_mean, explained, first_problem, one_line
+from .errors import FusionZooError, check_known, explained, first_problem, one_line
 from .files import strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
@@ -97,13 +97,9 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
 def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
     from pydantic import TypeAdapter, ValidationError
 
-    known = list(FolderConfig.__dataclass_fields__)
     for key in config:
-        if key not in known:
-            raise FusionZooError(
-                f"{path}: unknown key {key!r}.{did_you_mean(key, known)} This version of fusionzoo"
-                f" knows: {', '.join(known)}"
-            )
+        known = FolderConfig.__dataclass_fields__
+        check_known(key, known, f"{path}: unknown key {key!r}", "This version of fusionzoo knows")
     try:
         return TypeAdapter(FolderConfig).validate_json(json.dumps(config), strict=True)
     except ValidationError as error:
@@ -184,13 +180,11 @@ def sources(model: torch.nn.Module) -> list[str]:
     """Return the plugins whose encoders, fusion and targets a model holds: `["my_module.py"]`."""
     parts = [x for x in model.modules() if isinstance(x, Encoder | Fusion)]
     # FSDP puts a class of torch's before a module's own.
-    classes = [next(c for c in type(x).__mro__ if not _is_torch(c)) for x in parts]
+    classes = [
+        next(c for c in type(x).__mro__ if c.__module__.partition(".")[0] != "torch") for x in parts
+    ]
     classes += [type(target) for target in getattr(model, "targets", None) or ()]
     return sorted({source for source in map(source_of, classes) if source is not None})
-
-
-def _is_torch(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"
 
 
 def why_not_built(config: FolderConfig, error: Exception) -> str:
@@ -218,11 +212,7 @@ def how_to_import(missing: Sequence[str]) -> str:
 def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder: Path) -> None:
     """Compare the encoders that `load` was given with those that the folder cannot rebuild."""
     for name, encoder in encoders.items():
-        if name not in config.encoders:
-            raise FusionZooError(
-                f"{folder}: the model has no modality {name!r}."
-                f"{did_you_mean(name, config.encoders)} It has: {', '.join(config.encoders)}."
-            )
+        check_known(name, config.encoders, f"{folder}: the model has no modality {name!r}")
         if not isinstance(encoder, Encoder):
             raise FusionZooError(
                 f"encoders[{name!r}] is of type {type(encoder).__name__}: fusionzoo.wrap_encoder"

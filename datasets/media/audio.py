@@ -501,10 +501,9 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         clip = _from_array(*source)
         first, count = part.samples(clip.frames, clip.rate, "the clip")
         return Audio(clip.samples[first : first + count], clip.rate)
-    if hasattr(source, "frames") and hasattr(source, "read"):  # a clip in a file, or in a video
+    if isinstance(source, AudioFile):  # of a video, too
         first, count = part.samples(source.frames, source.rate, name_of(source.source))
-        clip_in_file: Any = source
-        return replace(clip_in_file, frames=count, offset=source.offset + first)
+        return replace(source, frames=count, offset=source.offset + first)
     if not isinstance(source, str | Path | bytes):
         raise FusionZooError(f"a {type(source).__name__} is not audio")
     source = Path(source) if isinstance(source, str) else source

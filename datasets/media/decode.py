@@ -347,19 +347,12 @@ def _check_png(data: bytes, path: str) -> None:
     """
     position, view = len(PNG), memoryview(data)
     while position + 12 <= len(data):
-        length, name = (
-            int.from_bytes(data[position : position + 4]),
-            data[position + 4 : position + 8],
-        )
-        end = position + 8 + length
+        name = data[position + 4 : position + 8]
+        end = position + 8 + int.from_bytes(data[position : position + 4])
         if name == b"IEND":
             return
-        checksum = int.from_bytes(data[end : end + 4])
-        if (
-            end + 4 <= len(data)
-            and name == b"IDAT"
-            and zlib.crc32(view[position + 4 : end]) != checksum
-        ):
+        is_whole = name == b"IDAT" and end + 4 <= len(data)
+        if is_whole and zlib.crc32(view[position + 4 : end]) != int.from_bytes(data[end : end + 4]):
             raise FusionZooError(f"{path} is damaged: the checksum of its pixels does not match")
         position = end + 4
     raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
@@ -467,6 +460,20 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
     if not data:
         raise FusionZooError(f"{source} is empty")
     return str(source), data
+
+
+class MediaCells:
+    """Undecoded values by row: objects in memory, or an entry of rows that are read on access."""
+
+    def __init__(self, rows: Any, name: str | None = None) -> None:
+        self.rows, self.name = rows, name
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        value = self.rows[row]
+        return media_value(value if self.name is None else value.get(self.name), None)
 
 
 def media_value(value: Any, root: Path | None) -> Any:

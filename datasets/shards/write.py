@@ -54,7 +54,6 @@ from .writers import (
     value_size,
 )
 
-ENDINGS = {"parquet": ".parquet", "webdataset": ".tar"}
 SAMPLED = 32  # values whose bytes are measured where no file tells them
 PARTIAL = ".partial"  # folder of what a conversion under way keeps
 CHUNK = 64  # samples whose values are read at once, by several threads
@@ -72,36 +71,24 @@ class Settings:
     block_mb: float = 4.0  # MB of a block, which is read at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One shard to write."""
-
-    name: str
-    positions: np.ndarray  # of its samples in the data set
-
-
 def light_table(dataset: Samples) -> pa.Table:
     """Return the columns that are no images, clips or arrays, texts read from their files."""
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
-        if kind == "text":
-            in_cells = name not in dataset.paths and name not in dataset.memory
-            columns[name] = (
-                dataset.chosen(name) if in_cells else pa.array(_texts(dataset, name), pa.string())
-            )
-        elif kind == "tabular":
-            if name in dataset.memory:
-                columns[name] = pa.array(dataset.references(name))
-            else:
-                columns[name] = dataset.chosen(name)
+        if kind == "text" and (name in dataset.paths or name in dataset.memory):
+            columns[name] = pa.array(_texts(dataset, name), pa.string())
+        elif kind == "tabular" and name in dataset.memory:
+            columns[name] = pa.array(dataset.references(name))
+        elif kind in ("text", "tabular"):
+            columns[name] = dataset.chosen(name)
     return pa.table(columns)
 
 
-def make_plan(dataset: Samples, settings: Settings) -> list[Part]:
-    """Divide each split into shards of about the size that is asked for."""
+def make_plan(dataset: Samples, settings: Settings) -> dict[str, np.ndarray]:
+    """Divide each split into shards of about the size that is asked for: {name: positions}."""
     sizes = _sizes(dataset)
     names = np.array(dataset.split_names, dtype=object)
-    parts: list[Part] = []
+    parts: dict[str, np.ndarray] = {}
     stems: set[str] = set()
     for split in dataset.splits:
         positions = np.flatnonzero(names == split)
@@ -112,13 +99,9 @@ def make_plan(dataset: Samples, settings: Settings) -> list[Part]:
             stem += "_"
         stems.add(stem)
         for number, chosen in enumerate(np.array_split(positions, count)):
-            ending = ENDINGS[settings.format]
-            name = (
-                f"{stem}-{number:05d}-of-{count:05d}{ending}"
-                if ending == ".parquet"
-                else f"{stem}-{number:06d}{ending}"
-            )
-            parts.append(Part(name=name, positions=chosen))
+            is_tar = settings.format == "webdataset"
+            place = f"{number:06d}.tar" if is_tar else f"{number:05d}-of-{count:05d}.parquet"
+            parts[f"{stem}-{place}"] = chosen
     return parts
 
 
@@ -340,16 +323,16 @@ class _Conversion:
                 total=len(self.dataset), desc="convert", unit="sample", disable=not progress
             ) as bar,
         ):
-            for number, part in enumerate(parts):
-                file = self._verified(known.get(part.name), number)
+            for number, (name, positions) in enumerate(parts.items()):
+                file = self._verified(known.get(name), number)
                 if file is None:
-                    file = self._write_part(part, number, first, bar)
+                    file = self._write_part(name, positions, number, first, bar)
                 else:
                     resumed += 1
-                    bar.update(len(part.positions))
+                    bar.update(len(positions))
                     bar.unpause()  # the rate is that of samples written now
                 files.append(file)
-                first += len(part.positions)
+                first += len(positions)
                 write_json(self.out / PARTIAL / NAME, self._index(files).to_json())
         self._finish(files)
         return self._written(files, resumed)
@@ -382,12 +365,14 @@ class _Conversion:
     def _piece(self, number: int) -> Path:
         return self.out / PARTIAL / f"{number:05d}.arrow"
 
-    def _write_part(self, part: Part, number: int, first: int, bar: Any) -> ShardFile:
+    def _write_part(
+        self, name: str, positions: np.ndarray, number: int, first: int, bar: Any
+    ) -> ShardFile:
         """Write one shard, and its part of the index."""
-        path = self.out / part.name
-        index: dict[str, list[Any]] = {"position": part.positions.tolist()}
-        for name in self.stored:
-            index[f"{BYTES}{name}"], index[f"{OFFSETS}{name}"] = [], []
+        path = self.out / name
+        index: dict[str, list[Any]] = {"position": positions.tolist()}
+        for modality in self.stored:
+            index[f"{BYTES}{modality}"], index[f"{OFFSETS}{modality}"] = [], []
         with replacing(path) as partial:
             shard: Any
             kinds = self.dataset.modalities
@@ -396,15 +381,16 @@ class _Conversion:
             else:
                 shard = TarShard(partial, kinds, first)
             with closing(shard):
-                for positions, values in self._blocks(part.positions):
-                    offsets = shard.write(self.light.take(pa.array(positions)), values)
-                    for name in self.stored:
-                        index[f"{OFFSETS}{name}"] += offsets[name]
-                        index[f"{BYTES}{name}"] += member_sizes(values[name], self.settings.format)
-                    bar.update(len(positions))
+                for block, values in self._blocks(positions):
+                    offsets = shard.write(self.light.take(pa.array(block)), values)
+                    for modality in self.stored:
+                        sizes = member_sizes(values[modality], self.settings.format)
+                        index[f"{OFFSETS}{modality}"] += offsets[modality]
+                        index[f"{BYTES}{modality}"] += sizes
+                    bar.update(len(block))
         write_arrow(self._piece(number), index_piece(index, self.lists))
         return ShardFile(
-            name=part.name,
+            name=name,
             size=path.stat().st_size,
             blocks=shard.blocks,
             ranges=shard.ranges,

@@ -17,12 +17,11 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio
 
-from ..media.decode import media_value
+from ..media.decode import MediaCells
 from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
 from ..tables.parquet import join_splits
 from ..tables.provenance import Loaded, mark_index
-from .media_columns import ObjectCells
 from .table_settings import TableSettings
 
 STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
@@ -52,19 +51,6 @@ class Items:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_last": (-1, {})}
-
-
-class ItemCells:
-    """The values of an entry of each item, read on access."""
-
-    def __init__(self, items: Items, name: str) -> None:
-        self.items, self.name = items, name
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return media_value(self.items[index].get(self.name), None)
 
 
 class ItemEntry:
@@ -248,7 +234,7 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
         cells = column_cells(values)
         array = arrow_column(cells)
         if array is None:
-            memory[name] = ObjectCells(cells)
+            memory[name] = MediaCells(cells)
             kinds |= _kind(name, cells)
             array = row_numbers(np.array([cell is not None for cell in cells], dtype=bool))
         arrays[name] = array
@@ -284,7 +270,7 @@ def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
     kinds = dict(loaded.kinds)
     for name, entry in large.items():
         kinds |= _kind(name, [entry.first_large])
-    memory = {**loaded.memory, **{name: ItemCells(items, name) for name in large}}
+    memory = {**loaded.memory, **{name: MediaCells(items, name) for name in large}}
     return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
 
 

@@ -74,12 +74,9 @@ def gather(
         advice = "--data.group_column" if name == "group" else f"--data.columns.NAME {name}"
         raise FusionZooError(f"{loaded.source}: {name} is no modality: {advice} names its column")
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
-    if settings.group_column is not None:
-        roles["group"] = settings.group_column
-    if settings.time_column is not None:
-        roles[TIME] = settings.time_column
-    if settings.weight_column is not None:
-        roles[WEIGHT] = settings.weight_column
+    single = {"group": settings.group_column, TIME: settings.time_column}
+    single[WEIGHT] = settings.weight_column
+    roles |= {role: name for role, name in single.items() if name is not None}
     gathered = gather_arrays(replace(loaded, table=table), roles, kinds, settings)
     return gathered._replace(missing=missing)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, explained
 
-from ..media.decode import media_value
+from ..media.decode import MediaCells
 from .arrow import plain_column, row_numbers
 from .provenance import MEDIA, SPLIT_RULE, Loaded
 
@@ -27,19 +27,6 @@ class StreamedRows(NamedTuple):
     source: str
     metadata: dict[bytes, bytes] | None  # Arrow's schema metadata, which describes the features
     split_rule: str
-
-
-class HuggingFaceCells:
-    """Undecoded values of a column of images or clips, read on access."""
-
-    def __init__(self, dataset: Any, name: str) -> None:
-        self.dataset, self.name = dataset, name
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, row: int) -> Any:
-        return media_value(self.dataset[row][self.name], None)
 
 
 def is_hugging_face(data: Any) -> bool:
@@ -104,7 +91,7 @@ def _read(dataset: Any, source: str) -> Loaded:
     for name in media:
         column = dataset.with_format(None).select_columns([name])
         column = column.cast_column(name, _undecoded(dataset.features[name]))
-        memory[name] = HuggingFaceCells(column, name)
+        memory[name] = MediaCells(column, name)
         columns[name] = row_numbers(_present(column, name))
     table = pa.table({name: columns[name] for name in dataset.column_names if name in columns})
     table = table.replace_schema_metadata(_metadata(dataset))

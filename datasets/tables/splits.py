@@ -21,14 +21,9 @@ SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
 BATCH = 1 << 16  # keys that are hashed at a time
 MAX_NAMED = 3  # moved samples or groups that the data summary names
 USUAL_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 
 

@@ -93,15 +93,6 @@ class ExtractionPlan:
         return self.lengths[rows.start : rows.stop]
 
 
-def share_of(parts: Sequence[int], rank: int, size: int) -> list[int]:
-    """Return the parts of one process.
-
-    >>> share_of([3, 4, 7, 9, 10], 1, 2)
-    [4, 9]
-    """
-    return list(parts[rank::size])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """Which vectors to compute, and how."""

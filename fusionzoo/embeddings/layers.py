@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.image import channels_last
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, masked_mean
 
@@ -44,11 +44,8 @@ def check_layers(model: FusionModel, layers: Layers) -> None:
     """Raise an error that names a modality or a layer that a model has not."""
     encoders = dict(model.named_encoders())
     for modality, name in layers:
-        if modality not in encoders:
-            raise FusionZooError(
-                f"--layer {modality}={name}: the model has no modality {modality!r}."
-                f"{did_you_mean(modality, encoders)} It has: {', '.join(encoders)}."
-            )
+        problem = f"--layer {modality}={name}: the model has no modality {modality!r}"
+        check_known(modality, encoders, problem)
         names = layer_names(encoders[modality])
         if name not in names:
             raise FusionZooError(

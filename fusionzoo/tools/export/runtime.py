@@ -19,17 +19,17 @@ from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows, read_value
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
+from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, check_finite
+from fusionzoo.structures import Batch, Features, Sample, check_finite
 from fusionzoo.targets import from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
 
-from .graph import Inputs, by_name
+from .graph import Inputs, by_name, plain_inputs
 from .preprocess import build
 
 FORMAT = 4  # of an exported folder
@@ -162,13 +162,7 @@ class OnnxModel(Answering):
 
     def answer(self, batch: Batch) -> dict[str, Tensor]:
         """Run the graph on a batch."""
-        inputs: Inputs = {}
-        for name in self.modalities:
-            tensors = batch.inputs[name]
-            if isinstance(tensors, Features) or ITEM_COUNTS in tensors:
-                raise FusionZooError(f"{name}: an exported model takes one item a row, not several")
-            inputs[name] = tensors
-        return self.run(batch.present, inputs)
+        return self.run(batch.present, plain_inputs(self.modalities, batch))
 
     def embed(self, samples: Batch | Sequence[Any]) -> dict[str, Tensor]:
         """Return `fused` (B, dim) and, after contrastive training, `aligned_<modality>`."""
@@ -200,11 +194,8 @@ class OnnxModel(Answering):
         if isinstance(raw, Sample):
             return raw
         for name in raw:
-            if name not in self.modalities:
-                raise FusionZooError(
-                    f"sample {number}: the model has no modality {name!r}."
-                    f"{did_you_mean(name, self.modalities)} It has: {', '.join(self.modalities)}."
-                )
+            problem = f"sample {number}: the model has no modality {name!r}"
+            check_known(name, self.modalities, problem)
         values = {
             name: read_value(name, kind, raw.get(name), self.data_settings)
             for name, kind in self.modalities.items()
@@ -307,10 +298,8 @@ def _take(inputs: Inputs, rows: Tensor, one_length: Sequence[str]) -> Inputs:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
+    with explained(f"{path} cannot be read as JSON", OSError, ValueError, RecursionError):
         contents = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(contents, dict):
             raise ValueError("it must hold a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     return contents
