@@ -665,9 +665,10 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _path_columns(self) -> list[str]:
         """Return the modalities whose cells are paths."""
-        outside = [name for name in self.modalities if name in self.paths - self.memory.keys()]
         return [
-            name for name in outside if holds_paths(self.modalities[name], self.table[name].type)
+            name
+            for name, kind in self.modalities.items()
+            if name in self.paths - self.memory.keys() and holds_paths(kind, self.table[name].type)
         ]
 
     def _repair(self) -> None:

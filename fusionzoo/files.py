@@ -65,6 +65,12 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number in JSON")
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def whole_lines(path: Path) -> list[str]:
     """Return the whole lines of a file; a kill may have cut the last one."""
     text = path.read_text() if path.is_file() else ""

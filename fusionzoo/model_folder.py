@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -17,7 +16,7 @@ from annotated_types import Ge, Len
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
 from .errors import FusionZooError, check_known, explained, first_problem, one_line
-from .files import strict_json, without_folders, write_json
+from .files import sha256_of, strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
 from .structures import KINDS
@@ -229,7 +228,7 @@ def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder:
 
 def write_digests(folder: Path, files: list[Path]) -> None:
     """Write the digests of a folder's `files`."""
-    digests = {path.relative_to(folder).as_posix(): _digest(path) for path in sorted(files)}
+    digests = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(files)}
     write_json(folder / NAME, {"algorithm": ALGORITHM, "files": digests})
 
 
@@ -270,7 +269,7 @@ def check_listed(folder: Path, digests: Mapping[str, str] | None = None) -> None
         file = folder / name
         if not file.is_file():
             raise FusionZooError(f"{file} is missing: {path} lists it; copy the whole folder again")
-        if _digest(file) != digest:
+        if sha256_of(file) != digest:
             raise FusionZooError(
                 f"{file} was changed since the model was saved: copy the folder again, or remove"
                 f" {path} if you changed it yourself"
@@ -317,8 +316,3 @@ def _is_below(name: str) -> bool:
     (True, False, False)
     """
     return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, ALGORITHM).hexdigest()

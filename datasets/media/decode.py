@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -225,21 +225,17 @@ def decode(kind: str, value: Any, image_range: Range | None = None) -> Any:
         return decode_items(value, partial(decode, kind, image_range=image_range))
     if kind in ("image", "audio") and is_video(value):
         return decode_video(kind, value)
-    decoders: dict[str, Callable[[Any], Any]] = {
-        "image": partial(decode_image, image_range=image_range),
-        "audio": decode_audio,
-        "text": decode_text,
-        "tabular": read_cells,
-    }
     if kind in ("text", "tabular"):
-        return decoders[kind](value)
+        return decode_text(value) if kind == "text" else read_cells(value)
     if isinstance(value, str | Path):
         value = find_item(str(value)) or value
     part = value if isinstance(value, Segment) else Segment(value)
     if isinstance(part.source, ArrayItem):
         return _decode_item(kind, part)
-    if kind in decoders:
-        return decoders[kind](value)
+    if kind == "image":
+        return decode_image(value, image_range)
+    if kind == "audio":
+        return decode_audio(value)
     return decode_array(value, 1 if kind == "vector" else 2)
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.files import replacing, write_json, write_text
+from fusionzoo.files import replacing, sha256_of, write_json, write_text
 from fusionzoo.progress import progress_bar
 
 from ..tables.arrow import plain_column
@@ -115,12 +115,6 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
             stream.write_batch(batch)
         digest.update(sink.getvalue())
     return digest.hexdigest()
-
-
-def modalities_with_lists(dataset: Samples) -> list[str]:
-    """Return the modalities of which a sample may have several images or clips."""
-    media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
-    return [name for name in media if has_several(dataset, name, decoded=False)]
 
 
 def _texts(dataset: Samples, name: str) -> list[str | None]:
@@ -236,20 +230,6 @@ def join_pieces(
     return pa.table(columns)
 
 
-def has_any(table: pa.Table, names: Sequence[str]) -> pa.Array:
-    """Return which rows have a value in any of the columns."""
-    valid = np.zeros(len(table), bool)
-    for name in names:
-        valid |= table.column(name).is_valid().to_numpy()
-    return pa.array(valid)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def range_checksums(path: Path, ranges: Sequence[Sequence[int]]) -> list[int]:
     """Return the CRC-32 of each range of a file."""
     checksums = []
@@ -264,12 +244,6 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     """Write a table as an Arrow file, atomically."""
     with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as file:
         file.write_table(table)
-
-
-def read_arrow(path: Path) -> pa.Table:
-    """Read an Arrow file."""
-    with pa.ipc.open_file(str(path)) as file:
-        return file.read_all()
 
 
 def write_shards(
@@ -299,7 +273,9 @@ class _Conversion:
     def __init__(self, data: Samples, out: Path, settings: Settings, light: pa.Table) -> None:
         self.dataset, self.out, self.settings, self.light = data, out, settings, light
         self.stored = [name for name, kind in data.modalities.items() if kind in STORED]
-        self.lists = modalities_with_lists(data)
+        media = [name for name, kind in data.modalities.items() if kind in ("image", "audio")]
+        # Modalities of which a sample may have several images or clips.
+        self.lists = [name for name in media if has_several(data, name, decoded=False)]
         kinds = data.modalities | dict.fromkeys(self.lists, "list")
         self.source, self.failed = fingerprint(light, kinds, settings), 0
         self.on_error = getattr(data, "on_error", "raise")
@@ -356,7 +332,7 @@ class _Conversion:
         path = self.out / file.name
         has_index = number is None or self._piece(number).is_file()
         is_whole = path.is_file() and path.stat().st_size == file.size
-        if is_whole and has_index and file_digest(path) == file.sha256:
+        if is_whole and has_index and sha256_of(path) == file.sha256:
             return file
         if number is None:
             raise FusionZooError(f"{path} was changed: remove {self.out} and convert again")
@@ -394,7 +370,7 @@ class _Conversion:
             size=path.stat().st_size,
             blocks=shard.blocks,
             ranges=shard.ranges,
-            sha256=file_digest(path),
+            sha256=sha256_of(path),
             checksums=range_checksums(path, shard.ranges),
         )
 
@@ -442,13 +418,15 @@ class _Conversion:
 
     def _finish(self, files: Sequence[ShardFile]) -> None:
         """Write the index of the samples, the digests and last `shards.json`."""
-        pieces = [read_arrow(self._piece(number)) for number in range(len(files))]
+        paths = [self._piece(number) for number in range(len(files))]
+        pieces = [pa.ipc.open_file(path.read_bytes()).read_all() for path in paths]
         table = join_pieces(pieces, self.light, self.stored, self.settings.format)
         if self.failed:
-            table = table.filter(has_any(table, list(self.dataset.modalities)))
+            valid = [table[name].is_valid().to_numpy() for name in self.dataset.modalities]
+            table = table.filter(pa.array(np.logical_or.reduce(valid)))
         write_arrow(self.out / SAMPLES, table.combine_chunks())
         digests = [f"{file.sha256}  {file.name}\n" for file in files]
-        samples_sha256 = file_digest(self.out / SAMPLES)
+        samples_sha256 = sha256_of(self.out / SAMPLES)
         digests.append(f"{samples_sha256}  {SAMPLES}\n")
         write_text(self.out / DIGESTS, "".join(digests))
         index = replace(self._index(files), samples_sha256=samples_sha256)
@@ -508,7 +486,7 @@ def _listed(path: Path) -> ShardFile:
         size=size,
         blocks=[metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)],
         ranges=ranges,
-        sha256=file_digest(path),
+        sha256=sha256_of(path),
         checksums=range_checksums(path, ranges),
     )
 

@@ -17,7 +17,7 @@ from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..tables.arrow import ArrowColumn, is_list
+from ..tables.arrow import ArrowColumn, flat, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import MANY_OF, Loaded, Provenance, RowNumbers
 from ..tables.splits import (
@@ -126,13 +126,6 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     )
 
 
-def read_ids(table: Columns) -> ArrowColumn:
-    """Return the ids; without a column of them the rows' numbers from 0."""
-    if "id" not in table:
-        return pa.array(table.row_ids).cast(pa.string())
-    return table.text("id", words_missing=False)
-
-
 def _tell_apart(
     ids: ArrowColumn, row_numbers: RowNumbers | None
 ) -> tuple[ArrowColumn, dict[str, str]]:
@@ -226,8 +219,7 @@ def read_splits(
 def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return splits by the column of times, and the rule with the first time of each."""
     name, cells = table.name(TIME), table.text(TIME)
-    encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    encoded = encoded.dictionary_encode()
+    encoded = flat(cells).dictionary_encode()
     kind = table.settings.cell_kinds.get(fold(name), "")
     moments = read_moments(encoded.dictionary.to_pylist(), order_of(kind.partition(" ")[2]))
     times = np.array([*(np.nan if x is None else x for x in moments), np.nan])
@@ -346,7 +338,9 @@ def _read_columns(
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
     values, notes = _read_values(table, names)
-    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
+    ids = pa.array(table.row_ids).cast(pa.string())  # without a column of them
+    ids = table.text("id", words_missing=False) if "id" in table else ids
+    columns = {"id": ids, "target": pa.nulls(len(table.table), pa.string())}
     if "target" in table:
         columns["target"] = table.labels("target", label_kinds.get("target", ""))
     columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}

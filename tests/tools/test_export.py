@@ -148,7 +148,7 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
     """Whatever is left out, what remains names nothing that is gone."""
     kinds = {"image", "wave", "bytes", "tokenizer", "vector", "sequence", "tabular"}
     for kind in kinds:
-        source = example({kind, "classification"}, {"fit": {"crop"}, "least": {0.1}})
+        source = example({kind, "classification"})
         tree = ast.parse(source)
         functions = {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
         assert functions >= {kind, "classification", "answer"}
@@ -158,7 +158,6 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
         assert names & TEMPLATE_NAMES <= known, kind
         assert functions - {kind, "classification", "answer"} <= names
         assert len(source.splitlines()) <= (170 if kind == "tabular" else 90)
-        assert ('by["fit"] == "pad"' in source) is False
         assert ("import math" in source) is (kind in ("wave", "image"))
 
 

@@ -17,15 +17,14 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows, read_value
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, check_known, explained
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, Features, Sample, check_finite
+from fusionzoo.structures import Batch, Features, check_finite
 from fusionzoo.targets import from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
 
@@ -181,26 +180,9 @@ class OnnxModel(Answering):
     def _batch(self, samples: Batch | Sequence[Any]) -> Batch:
         if isinstance(samples, Batch):
             return samples
-        rows: Any
-        if holds_rows(samples, self.data_settings, self.modalities):
-            rows = open_rows(samples, self.data_settings, self.modalities)
-            rows = [rows[row] for row in range(len(rows))]
-        else:
-            rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
-        batch: Batch = self.collate()(rows)
+        rows = self.open_samples(samples)
+        batch: Batch = self.collate()([rows[row] for row in range(len(rows))])
         return batch
-
-    def _sample(self, raw: Any, number: int) -> Sample:
-        if isinstance(raw, Sample):
-            return raw
-        for name in raw:
-            problem = f"sample {number}: the model has no modality {name!r}"
-            check_known(name, self.modalities, problem)
-        values = {
-            name: read_value(name, kind, raw.get(name), self.data_settings)
-            for name, kind in self.modalities.items()
-        }
-        return Sample(str(number), "", None, values)
 
 
 @overload

@@ -286,16 +286,16 @@ def search(
     id: str | Sequence[str] = (),
     query: Mapping[str, Any] | None = None,
     vector: Any = None,
-    by: str = "",
-    k: int = 10,
     **settings: Any,
 ) -> Found:
     """Return the rows of a file of embeddings that are nearest to a query.
 
-    `search("emb.parquet", text="a red bird", k=5)`. Several of `text`,
-    `image`, `audio`, `id` (one or several), `query` ({modality: value}) and `vector` make one
-    query. Further settings are those of `Searcher`, which answers many queries faster.
+    `search("emb.parquet", text="a red bird", k=5)`. Several of `text`, `image`, `audio`, `id` (one
+    or several), `query` ({modality: value}) and `vector` make one query. Further settings are those
+    of `Searcher.search` (`by`, `k`) and of `Searcher`, which answers many queries faster.
     """
+    names = [x for x in ("by", "k", "visited", "ids_from") if x in settings]
+    asked = {name: settings.pop(name) for name in names}
     if isinstance(embeddings, Searcher):
         if settings:
             raise FusionZooError(f"give {', '.join(settings)} to the Searcher")
@@ -304,7 +304,7 @@ def search(
         searcher = Searcher(embeddings, **{"stream": True, **settings})
     values = {"text": text, "image": image, "audio": audio, **(query or {})}
     ids = [id] if isinstance(id, str) else list(id)
-    return searcher.search(values, ids=ids, vector=vector, by=by, k=k)
+    return searcher.search(values, ids=ids, vector=vector, **asked)
 
 
 @dataclass(frozen=True, kw_only=True)
