@@ -22,6 +22,8 @@ from .tables.table import ROLES, Samples, check_unedited
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
 Sources = Mapping[str, Samples]
+# Where splits come from, and the shares of those made by hash; None: the sources' own.
+SplitRule = tuple[str, tuple[float, ...] | None]
 Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
 
 
@@ -173,10 +175,6 @@ def modality_names(sources: Mapping[str, Samples]) -> dict[str, dict[str, str]]:
         }
         for name, by_name in names.items()
     }
-
-
-# Where splits come from, and the shares of those made by hash; None: the sources' own.
-SplitRule = tuple[str, tuple[float, ...] | None]
 
 
 def join_splits(

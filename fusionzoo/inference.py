@@ -103,11 +103,11 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         )
     if given.get("name"):
         return complete_for_model(given, stored or {})
-    if not stored:
-        known = f"{model} does not say" if model else "the model does not say"
+    if not stored or stored.get("name") == IN_MEMORY:
+        known = "was trained on data in memory" if stored else "does not say what it was trained on"
         raise FusionZooError(
-            f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
-            " trained on"
+            "--data.name is missing: a data set, or manifest for a file;"
+            f" {model or 'the model'} {known}"
         )
     if stored.get("name") == TABLE and not (given.get("root") or stored.get("root")):
         raise FusionZooError(
@@ -120,8 +120,6 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
     settings.pop("augment", None)  # of training samples
     if settings.get("weight_column") == NONE:
         settings["weight_column"] = None
-    if settings["name"] == IN_MEMORY:
-        raise FusionZooError("--data.name is missing: the model was trained on data in memory")
     if run.get("plugins") and settings["name"] not in DATASETS:
         raise FusionZooError(
             f"unknown data set {settings['name']!r}: the run was trained with --plugins"

@@ -139,25 +139,18 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         unknown = sorted({*modalities} - config.encoders.keys())
         if unknown:
             raise FusionZooError(f"{path}: {key} names {unknown[0]!r}, which has no encoder")
-    if config.prior is not None:
-        if len(config.prior) != config.num_outputs:
-            raise FusionZooError(
-                f"{path}: prior has {len(config.prior)} numbers, and num_outputs is"
-                f" {config.num_outputs}"
-            )
-        if not all(0 <= x < math.inf for x in config.prior):
-            raise FusionZooError(f"{path}: prior has a number below 0, or one that is not finite")
+    count, prior = config.num_outputs, config.prior
+    if prior is not None and (len(prior) != count or not all(0 <= x < math.inf for x in prior)):
+        raise FusionZooError(f"{path}: prior must be {count} finite numbers of at least 0")
     if targets is not None:
         outputs = max(1, sum(target.width for target in targets))
     elif config.classes:
         outputs = len(set(config.classes))
     else:
         return  # built with a number of outputs only: it embeds
-    if outputs != config.num_outputs:
+    if outputs != count:
         what = "classes" if targets is None else "targets"
-        raise FusionZooError(
-            f"{path}: num_outputs is {config.num_outputs}, and the {what} make {outputs}"
-        )
+        raise FusionZooError(f"{path}: num_outputs is {count}, and the {what} make {outputs}")
 
 
 def public_spec(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,13 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     )
 
 
+def read_ids(table: Columns) -> ArrowColumn:
+    """Return the ids; without a column of them the rows' numbers from 0."""
+    if "id" not in table:
+        return pa.array(table.row_ids).cast(pa.string())
+    return table.text("id", words_missing=False)
+
+
 def _tell_apart(
     ids: ArrowColumn, row_numbers: RowNumbers | None
 ) -> tuple[ArrowColumn, dict[str, str]]:
@@ -338,9 +345,7 @@ def _read_columns(
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
     values, notes = _read_values(table, names)
-    ids = pa.array(table.row_ids).cast(pa.string())  # without a column of them
-    ids = table.text("id", words_missing=False) if "id" in table else ids
-    columns = {"id": ids, "target": pa.nulls(len(table.table), pa.string())}
+    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
     if "target" in table:
         columns["target"] = table.labels("target", label_kinds.get("target", ""))
     columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}

@@ -135,10 +135,9 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
 
 def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
     """Raise an error for a workbook without sheets, or without the one that is named."""
-    if not names:
-        raise FusionZooError(f"{path} has no sheet")
-    if sheet and sheet not in names:
-        raise FusionZooError(f"{path} has no sheet {sheet!r}; it has: {', '.join(names)}")
+    if not names or (sheet and sheet not in names):
+        wanted = f" {sheet!r}" if sheet else ""
+        raise FusionZooError(f"{path} has no sheet{wanted}; it has: {', '.join(names) or 'none'}")
 
 
 def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,6 @@ from .provenance import MEDIA, SPLIT_RULE, Loaded
 
 LIBRARY = "datasets"
 BATCH = 1000  # rows looked at together, to see which have a value
-
-
-class StreamedRows(NamedTuple):
-    """The rows of streaming data sets."""
-
-    rows: list[Any]
-    source: str
-    metadata: dict[bytes, bytes] | None  # Arrow's schema metadata, which describes the features
-    split_rule: str
 
 
 def is_hugging_face(data: Any) -> bool:
@@ -44,9 +36,12 @@ def is_stream(data: Any) -> bool:
 
 
 def read_hugging_face(
-    data: Any, read_stream: Callable[[Any, str], list[Any]]
-) -> Loaded | StreamedRows:
-    """Read a data set whose media stay undecoded; `read_stream` reads the rows of a stream."""
+    data: Any,
+    read_stream: Callable[[Any, str], list[Any]],
+    read_rows: Callable[[list[Any], str], Loaded],
+) -> Loaded:
+    """Read a data set whose media stay undecoded; `read_stream` returns the rows of a stream, of
+    which `read_rows` makes a table."""
     source = f"the {type(data).__name__}"
     parts: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
     if not parts:
@@ -57,7 +52,9 @@ def read_hugging_face(
         for split, part in parts.items():
             extra = {"split": split} if rule else {}
             rows += [{**row, **extra} for row in read_stream(undecoded_stream(part), source)]
-        return StreamedRows(rows, source, _metadata(next(iter(parts.values()))), rule)
+        loaded = read_rows(rows, source)
+        table = loaded.table.replace_schema_metadata(_metadata(next(iter(parts.values()))))
+        return replace(loaded, table=table, split_rule=rule)
     dataset = next(iter(parts.values()))
     if rule:
         dataset = _concatenate(parts, source)

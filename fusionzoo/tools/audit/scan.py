@@ -357,6 +357,11 @@ class Finding:
     files: tuple[str, ...] = ()  # where the fault is of files rather than samples
 
     @property
+    def title(self) -> str:
+        """The name of the check in words."""
+        return self.check.replace("_", " ")
+
+    @property
     def rows(self) -> list[int]:
         """All rows, in order."""
         return sorted({row for group in self.groups for row in group})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
@@ -19,6 +18,7 @@ from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.files import read_json_object
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
@@ -59,7 +59,7 @@ class OnnxModel(Answering):
                 " fusionzoo export MODEL --out FOLDER"
             )
         check_listed(self.folder)
-        about, labels = _read(self.folder / PREPROCESS), _read(self.folder / LABELS)
+        about, labels = (read_json_object(self.folder / x) for x in (PREPROCESS, LABELS))
         for contents, name in ((about, PREPROCESS), (labels, LABELS)):
             if contents.get("format") != FORMAT:
                 raise FusionZooError(
@@ -277,11 +277,3 @@ def _take(inputs: Inputs, rows: Tensor, one_length: Sequence[str]) -> Inputs:
         longest = max(1, int(tensors["lengths"].max()))
         taken[modality] = {n: x[:, :longest] if x.ndim > 1 else x for n, x in tensors.items()}
     return taken
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with explained(f"{path} cannot be read as JSON", OSError, ValueError, RecursionError):
-        contents = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(contents, dict):
-            raise ValueError("it must hold a JSON object")
-    return contents

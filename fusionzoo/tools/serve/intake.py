@@ -308,11 +308,11 @@ def _seconds(data: bytes) -> float:
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            kind, rate, frames, channels = file.format, file.samplerate, file.frames, file.channels
+            if file.format not in SAMPLE_FORMATS:
+                raise ValueError(file.format)
+            rate, frames, channels = file.samplerate, file.frames, file.channels
     except Exception:
         raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3") from None
-    if kind not in SAMPLE_FORMATS:
-        raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3")
     if rate not in RATES:
         raise RefusedRequest(422, f"{rate:,} Hz is none of {', '.join(map(str, RATES))}")
     if channels > MOST_CHANNELS:
