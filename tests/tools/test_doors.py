@@ -355,7 +355,7 @@ def test_the_example_decodes_images_as_the_model_does(
     encoder = fz.create_encoder("image", "timm/resnet10t", pretrained=False, size=24)
     described = describe(encoder, tmp_path, {"image_range": image_range})
     folder = shutil.copytree(exported, tmp_path / "out")
-    source = example({"image"})
+    source = example({"image"}, {"fit": {"crop"}})
     (folder / "example.py").write_text(source)
     prepare = imported(folder).image
     try:

@@ -148,7 +148,7 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
     """Whatever is left out, what remains names nothing that is gone."""
     kinds = {"image", "wave", "bytes", "tokenizer", "vector", "sequence", "tabular"}
     for kind in kinds:
-        source = example({kind, "classification"})
+        source = example({kind, "classification"}, {"fit": {"crop"}, "least": {0.1}})
         tree = ast.parse(source)
         functions = {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
         assert functions >= {kind, "classification", "answer"}

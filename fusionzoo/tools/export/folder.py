@@ -66,11 +66,15 @@ def write_example(about: Mapping[str, Any], decode: list[dict[str, Any]], folder
     if about["split"] or any(x["by"] == OWN for x in processors):
         return
     needed = {x["by"] for x in processors} | {x["kind"] for x in decode}
-    write_text(folder / "example.py", example(needed))
+    facts = {
+        "fit": {x.get("fit") for x in processors},
+        "least": {x.get("least") for x in processors},
+    }
+    write_text(folder / "example.py", example(needed, facts))
 
 
-def example(needed: Collection[str]) -> str:
-    """Return the example's source without the functions and imports it does not need."""
+def example(needed: Collection[str], facts: Mapping[str, Collection[Any]]) -> str:
+    """Return the example's source without the functions, branches and imports it does not need."""
     source = EXAMPLE.read_text(encoding="utf-8")
     body = ast.parse(source).body
     functions = {x.name: x for x in body if isinstance(x, ast.FunctionDef)}
@@ -80,13 +84,34 @@ def example(needed: Collection[str]) -> str:
     used = {x for name in kept for x in _names(functions[name])}
     dropped: set[int] = set()
     for node in body:
-        if isinstance(node, ast.FunctionDef) and node.name not in kept:
-            dropped |= {*range(node.lineno - 2, (node.end_lineno or node.lineno) + 1)}
+        if isinstance(node, ast.FunctionDef):
+            if node.name not in kept:
+                dropped |= {*_lines(node), node.lineno - 1, node.lineno - 2}
+            for part in node.body:
+                if isinstance(part, ast.If) and not _holds(part.test, facts):
+                    dropped |= _lines(part)
         elif isinstance(node, ast.Import) and node.names[0].name in OF_FUNCTIONS - used:
-            dropped.add(node.lineno)
+            dropped |= _lines(node)
     lines = source.splitlines()
     return "\n".join(x for number, x in enumerate(lines, 1) if number not in dropped) + "\n"
 
 
 def _names(node: ast.AST) -> set[str]:
     return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+
+
+def _lines(node: ast.stmt) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _holds(test: ast.expr, facts: Mapping[str, Collection[Any]]) -> bool:
+    """Whether a branch on `by["fit"] == "pad"` or `by["least"]` is taken for some modality."""
+    fact = test.left if isinstance(test, ast.Compare) else test
+    if not (isinstance(fact, ast.Subscript) and isinstance(fact.slice, ast.Constant)):
+        return True
+    values = facts.get(str(fact.slice.value))
+    if values is None:
+        return True
+    if isinstance(test, ast.Compare) and isinstance(test.comparators[0], ast.Constant):
+        return test.comparators[0].value in values
+    return any(values)
