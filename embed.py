@@ -143,9 +143,9 @@ def compute_share(
     say: Callable[[str], None],
 ) -> None:
     """Compute this process's share of the parts."""
-    from fusionzoo.embeddings.extract import extract, share_of
+    from fusionzoo.embeddings.extract import extract
 
-    extract(job, parts, share_of(pending, world.rank, world.size), advance=advance, say=say)
+    extract(job, parts, pending[world.rank :: world.size], advance=advance, say=say)
 
 
 @contextmanager

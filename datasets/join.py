@@ -22,6 +22,8 @@ from .tables.table import ROLES, Samples, check_unedited
 How = Literal["inner", "left", "outer"]  # keys that all sources have, those of the first, or all
 RowsByKey = Mapping[str, Mapping[str, list[int | None]]]  # source -> key -> positions in it
 Sources = Mapping[str, Samples]
+# Where splits come from, and the shares of those made by hash; None: the sources' own.
+SplitRule = tuple[str, tuple[float, ...] | None]
 Names = Mapping[str, Mapping[str, str]]  # source -> modality -> its name in the source
 
 
@@ -175,13 +177,6 @@ def modality_names(sources: Mapping[str, Samples]) -> dict[str, dict[str, str]]:
     }
 
 
-class SplitRule(NamedTuple):
-    """Where the splits of joined samples come from."""
-
-    text: str
-    shares: tuple[float, ...] | None  # of splits made by hash; None: the sources' own
-
-
 def join_splits(
     sources: Sources,
     joined: JoinedRows,
@@ -195,16 +190,11 @@ def join_splits(
     sample without one gets the split that a hash made in the first of the others; samples of one
     key get the same. `kinds` says what the label columns hold.
     """
-    hashed = [name for name in sources if is_made(sources[name])]
+    hashed = [x for x, source in sources.items() if source.provenance.split_shares is not None]
     is_part = any(len(source) < len(source.table) for source in sources.values())
     if len(hashed) == len(sources) and not is_part:
         return _make_splits(sources, columns, kinds)
     return _collect_splits(sources, joined, hashed)
-
-
-def is_made(source: Samples) -> bool:
-    """Whether a source's splits were made by a hash."""
-    return source.provenance.split_shares is not None
 
 
 def _make_splits(
@@ -217,7 +207,7 @@ def _make_splits(
     key = "group" if "group" in columns else "id"
     share = next(iter(shares.values()))
     splits = make_splits(columns[key], labels, share or (), unique=key == "id")
-    return splits.splits, SplitRule(f"by a hash of the joined {key}s{splits.rule}", share)
+    return splits.splits, (f"by a hash of the joined {key}s{splits.rule}", share)
 
 
 def _collect_splits(
@@ -252,7 +242,7 @@ def _collect_splits(
     elif num_made:
         how = rules[hashed[0]].split(";")[0]
         rule = f"{rule or 'fixed'}; {num_made:,} samples without one {how}"
-    return pa.array(splits, pa.string()), SplitRule(rule, shares)
+    return pa.array(splits, pa.string()), (rule, shares)
 
 
 def _positions(source: Samples, modality: str, rows: Sequence[int | None]) -> list[int | None]:
@@ -391,8 +381,8 @@ def _provenance(
         numbered=with_ids.numbered and not keys_are_ids,
         id_column=keys[first] if keys_are_ids else with_ids.id_column,
         empty_rows=num_empty + sum(source.provenance.empty_rows for source in sources.values()),
-        split_rule=split_rule.text,
-        split_shares=split_rule.shares,
+        split_rule=split_rule[0],
+        split_shares=split_rule[1],
         row_numbers=None,
         group_rule=", ".join(group_rules),
         unused=tuple(unused),

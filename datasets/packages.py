@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root, make_cache_folder
+from fusionzoo.files import cache_root, make_cache_folder, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,7 @@ def digest_of(folder: Path) -> str:
     total = hashlib.sha256()
     paths = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     for name, path in sorted(paths.items()):
-        with path.open("rb") as file:
-            total.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        total.update(f"{name}\0{sha256_of(path)}\n".encode())
     return total.hexdigest()
 
 

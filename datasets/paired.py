@@ -191,8 +191,16 @@ class PairedDataset(Dataset[Sample | None]):
 
     @property
     def default_encoders(self) -> dict[str, dict[str, Any]]:
-        """The encoder of each modality, where the user names none."""
-        return _fill_encoders(self, self._encoders, self._width)
+        """The encoder of each modality, where the user names none, with what follows from the
+        data."""
+        encoders = {}
+        for name, kind in self.modalities.items():
+            encoders[name] = settings = dict(self._encoders.get(name, DEFAULT_ENCODERS[kind]))
+            if kind in ("vector", "sequence"):
+                settings.setdefault("in_dim", self._width(name))
+            if kind == "tabular" and "columns" not in settings:
+                settings["columns"] = learn_columns(self, name, settings.get("bins", 0))
+        return encoders
 
     def failures(self) -> list[tuple[str, str]]:
         """Return (id, modality) of every value that could not be used so far."""
@@ -657,9 +665,10 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _path_columns(self) -> list[str]:
         """Return the modalities whose cells are paths."""
-        outside = [name for name in self.modalities if name in self.paths - self.memory.keys()]
         return [
-            name for name in outside if holds_paths(self.modalities[name], self.table[name].type)
+            name
+            for name, kind in self.modalities.items()
+            if name in self.paths - self.memory.keys() and holds_paths(kind, self.table[name].type)
         ]
 
     def _repair(self) -> None:
@@ -740,19 +749,3 @@ def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:
     rows = range(len(dataset.table))
     costs = [cost(dataset.reference(name, row)) for row in rows]
     return torch.tensor(costs, dtype=torch.float64)
-
-
-def _fill_encoders(
-    data: Samples, encoders: Mapping[str, Mapping[str, Any]], width: Callable[[str], int]
-) -> dict[str, dict[str, Any]]:
-    """Return the encoder settings of each modality, with what follows from the data."""
-    filled = {
-        name: dict(encoders.get(name, DEFAULT_ENCODERS[kind]))
-        for name, kind in data.modalities.items()
-    }
-    for name, kind in data.modalities.items():
-        if kind in ("vector", "sequence"):
-            filled[name].setdefault("in_dim", width(name))
-        if kind == "tabular" and "columns" not in filled[name]:
-            filled[name]["columns"] = learn_columns(data, name, filled[name].get("bins", 0))
-    return filled

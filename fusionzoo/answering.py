@@ -6,15 +6,19 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
 from .confidence import NAME as CALIBRATION
 from .confidence import Calibration, TargetCalibration
-from .structures import check_finite
+from .errors import FusionZooError, check_known
+from .structures import Sample, check_finite
 from .targets import OneOf, Target, decode
 from .trained_on import TrainedOn
+
+if TYPE_CHECKING:
+    from .datasets import PairedDataset
 
 
 class Answering:
@@ -62,6 +66,35 @@ class Answering:
         model.calibration = measured.with_thresholds(targets, threshold, thresholds)
         return model
 
+    def open_samples(self, samples: Sequence[Any]) -> RawSamples | PairedDataset:
+        """Return samples that are decoded when they are asked for."""
+        from fusionzoo.datasets import PairedDataset
+        from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows
+
+        if isinstance(samples, PairedDataset):
+            return samples.read_as(self.data_settings)
+        if isinstance(samples, Mapping | str):
+            raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
+        stored = self.data_settings
+        if holds_rows(samples, stored, self.modalities):
+            return open_rows(samples, stored, self.modalities)
+        return RawSamples(self, [*samples])
+
+    def sample(self, raw: Any, number: int = 0) -> Sample:
+        """Decode a raw sample; `number` is its place in messages, and its id."""
+        from fusionzoo.datasets.opening.raw_rows import read_value
+
+        if isinstance(raw, Sample):
+            return raw
+        for name in raw:
+            problem = f"sample {number}: the model has no modality {name!r}"
+            check_known(name, self.modalities, problem)
+        values = {
+            name: read_value(name, kind, raw.get(name), self.data_settings)
+            for name, kind in self.modalities.items()
+        }
+        return Sample(str(number), "", None, values)
+
     def decode(self, logits: Tensor, ids: Sequence[str] | None = None) -> list[Any]:
         """Return the answers to logits (B, K), divided by the temperatures, if any: see `predict`;
         labels are text.
@@ -82,3 +115,24 @@ class Answering:
             (folder / CALIBRATION).unlink(missing_ok=True)
         if self.trained_on is not None:
             self.trained_on.without_folders().save(folder)
+
+
+class RawSamples:
+    """Raw samples, each decoded when it is asked for."""
+
+    def __init__(self, model: Answering, raw: Sequence[Any]) -> None:
+        self.model, self.raw = model, raw
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, place: int) -> Sample:
+        return self.model.sample(self.raw[place], place)
+
+    def by_length(self) -> list[int]:
+        """Return the samples' positions, those with the longest texts first."""
+        lengths = [
+            sum(len(x) for x in values.values() if isinstance(x, str))
+            for values in (x.values if isinstance(x, Sample) else x for x in self.raw)
+        ]
+        return sorted(range(len(lengths)), key=lambda place: -lengths[place])

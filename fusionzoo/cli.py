@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from fusionzoo.zoo.cards import About, Card, EncoderCard, SettingCard
 
 ENCODER_KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
-COMMANDS = {  # first words -> module, and function that takes the words behind them
-    ("train",): (".scripts.train", "main"),
-    ("embed",): (".scripts.embed", "main"),
-    ("benchmark",): (".scripts.benchmark", "main"),
-    ("reproduce",): (".scripts.reproduce", "reproduce_command"),
-    ("evaluate",): (".cli", "evaluate_command"),
-    ("predict",): (".cli", "predict_command"),
-    ("report",): (".tools.run_report.report", "report_command"),
-    ("search",): (".tools.search.search", "search_command"),
-    ("analyse",): (".tools.analyse", "analyse_command"),
-    ("serve",): (".tools.serve.server", "serve_command"),
-    ("explain",): (".tools.explain.explain", "explain_command"),
-    ("export",): (".tools.export.export", "export_command"),
-    ("data", "check"): (".tools.audit.audit", "check_command"),
-    ("data", "show"): (".tools.audit.audit", "show_command"),
-    ("data", "convert"): (".tools.data_convert", "convert_command"),
+COMMANDS = {  # first words -> module, function that takes the words behind them, what it does
+    ("train",): (".scripts.train", "main", "train a fusion model"),
+    ("evaluate",): (".cli", "evaluate_command", "measure a model"),
+    ("predict",): (".cli", "predict_command", "write predictions"),
+    ("report",): (".tools.run_report.report", "report_command", "show a run, write its page"),
+    ("explain",): (".tools.explain.explain", "explain_command", "why it answers so"),
+    ("embed",): (".scripts.embed", "main", "write fused embeddings"),
+    ("export",): (".tools.export.export", "export_command", "write a model for ONNX"),
+    ("search",): (".tools.search.search", "search_command", "search embeddings"),
+    ("serve",): (".tools.serve.server", "serve_command", "answer requests over HTTP"),
+    ("benchmark",): (".scripts.benchmark", "main", "compare fusions"),
+    ("reproduce",): (".scripts.reproduce", "reproduce_command", "redo a paper's figures"),
+    ("analyse",): (".tools.analyse", "analyse_command", "what a data set needs of a fusion"),
+    ("data", "convert"): (".tools.data_convert", "convert_command", "write shards"),
+    ("data", "check"): (".tools.audit.audit", "check_command", "find faults and leaks"),
+    ("data", "show"): (".tools.audit.audit", "show_command", "write a contact sheet"),
 }
 EVALUATE = Usage(
     name="evaluate",
@@ -45,17 +45,8 @@ EVALUATE = Usage(
     words=("model", "data"),
     examples=("runs/a", "runs/a new.csv --split all", "runs/a --every_subset --out metrics.json"),
     common=(
-        "model",
-        "data",
-        "target",
-        "split",
-        "every_subset",
-        "subgroups",
-        "threshold",
-        "thresholds",
-        "out",
-        "batch_size",
-        "device",
+        *("model", "data", "target", "split", "every_subset", "subgroups"),
+        *("threshold", "thresholds", "out", "batch_size", "device"),
     ),
     more="Without DATA, of the data it was trained on. Samples that training read are counted.",
 )
@@ -88,12 +79,17 @@ def add_data_command(commands: Any) -> None:
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
     fetch.set_defaults(run=fetch_data)
-    # `cli.main` runs these, which take settings of data sets as train.py does.
-    actions.add_parser("convert", help="write shards: `fusionzoo data convert --help`")
-    actions.add_parser("check", help="find faults and leaks: `fusionzoo data check --help`")
-    actions.add_parser("show", help="write a contact sheet: `fusionzoo data show --help`")
+    _list_commands(actions, "data")
     for action in (every, fetch):
         add_plugins_option(action)
+
+
+def _list_commands(parser: Any, *group: str) -> None:
+    """Add what `main` runs itself, which takes settings rather than options of argparse."""
+    for words, (_, _, purpose) in COMMANDS.items():
+        if words[:-1] == group:
+            help_of = f"`fusionzoo {' '.join(words)} --help`"
+            parser.add_parser(words[-1], help=f"{purpose}: {help_of}")
 
 
 def list_data(parsed: argparse.Namespace) -> None:
@@ -133,7 +129,7 @@ def fetch_data(parsed: argparse.Namespace) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run one subcommand; an error that the user can fix is one line and exit code 2."""
     args = list(sys.argv[1:] if args is None else args)
-    for words, (module, function) in COMMANDS.items():
+    for words, (module, function, _) in COMMANDS.items():
         if tuple(args[: len(words)]) == words:
             return int(getattr(import_module(module, __package__), function)(args[len(words) :]))
     parser = _parser()
@@ -154,21 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fusionzoo", description="Multimodal feature fusion.")
     parser.add_argument("--version", action="version", version=f"fusionzoo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    commands.add_parser("train", help="train a fusion model: `fusionzoo train --help`")
-    commands.add_parser("evaluate", help="measure a model: `fusionzoo evaluate --help`")
-    commands.add_parser("predict", help="write predictions: `fusionzoo predict --help`")
-    commands.add_parser("report", help="show a run, write its page: `fusionzoo report --help`")
-    commands.add_parser("explain", help="why it answers so: `fusionzoo explain --help`")
-    commands.add_parser("embed", help="write fused embeddings: `fusionzoo embed --help`")
-    commands.add_parser("export", help="write a model for ONNX: `fusionzoo export --help`")
-    commands.add_parser("search", help="search embeddings: `fusionzoo search --help`")
-    commands.add_parser("serve", help="answer requests over HTTP: `fusionzoo serve --help`")
-    commands.add_parser("benchmark", help="compare fusions: `fusionzoo benchmark --help`")
-    commands.add_parser("reproduce", help="redo a paper's figures: `fusionzoo reproduce --help`")
-    commands.add_parser(
-        "analyse", help="what a data set needs of a fusion: `fusionzoo analyse --help`"
-    )
-
+    _list_commands(commands)
     zoo = commands.add_parser(
         "zoo", help="list fusions, training strategies and encoders, explain one"
     )
@@ -323,10 +305,9 @@ def _info(parsed: argparse.Namespace) -> None:
         _show_settings("--fusion", fusion.settings)
     else:
         names = [*fusions, *strategies, *sorted({card.name for card in known.encoders})]
-        raise FusionZooError(
-            f"unknown fusion, training strategy or encoder {parsed.name!r}."
-            f"{did_you_mean(parsed.name, names)} `fusionzoo zoo` lists all {len(names)}."
-        )
+        near = did_you_mean(parsed.name, names)
+        problem = f"unknown fusion, training strategy or encoder {parsed.name!r}.{near}"
+        raise FusionZooError(f"{problem} `fusionzoo zoo` lists all {len(names)}.")
 
 
 def _show_encoder(one: EncoderCard, name: str) -> None:

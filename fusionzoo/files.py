@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
 ABANDONED = 600  # seconds without a write after which a part on another host is of a dead process
 Process = tuple[str, int]  # host and number
@@ -52,6 +52,15 @@ def strict_json(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_number)
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds an object of JSON."""
+    with explained(f"{path} cannot be read as JSON", OSError, ValueError, RecursionError):
+        contents = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(contents, dict):
+            raise ValueError("it must hold a JSON object")
+    return contents
+
+
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
@@ -63,6 +72,12 @@ def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number in JSON")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -104,8 +104,6 @@ def open_session(model: bytes | str, threads: int = 0) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
-    # Weights that are stored in int8 and read as float32 are converted once, here, not in each run.
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

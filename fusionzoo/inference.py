@@ -103,11 +103,11 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
         )
     if given.get("name"):
         return complete_for_model(given, stored or {})
-    if not stored:
-        known = f"{model} does not say" if model else "the model does not say"
+    if not stored or stored.get("name") == IN_MEMORY:
+        known = "was trained on data in memory" if stored else "does not say what it was trained on"
         raise FusionZooError(
-            f"--data.name is missing: a data set, or manifest for a file; {known} what it was"
-            " trained on"
+            "--data.name is missing: a data set, or manifest for a file;"
+            f" {model or 'the model'} {known}"
         )
     if stored.get("name") == TABLE and not (given.get("root") or stored.get("root")):
         raise FusionZooError(
@@ -120,8 +120,6 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
     settings.pop("augment", None)  # of training samples
     if settings.get("weight_column") == NONE:
         settings["weight_column"] = None
-    if settings["name"] == IN_MEMORY:
-        raise FusionZooError("--data.name is missing: the model was trained on data in memory")
     if run.get("plugins") and settings["name"] not in DATASETS:
         raise FusionZooError(
             f"unknown data set {settings['name']!r}: the run was trained with --plugins"
@@ -164,14 +162,22 @@ def open_data(cfg: Settings, model: Answering, dataset: InMemory) -> PairedDatas
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     targets = {target.name: target.kind for target in measured}
     dataset, _ = open_for_model(cfg, model, dataset, targets)
-    if not set(model.modalities) & set(dataset.modalities):
+    return rows_to_read(model, dataset, cfg.split)
+
+
+def rows_to_read(
+    model: Answering, dataset: PairedDataset, split: str, *, warn: bool = True
+) -> PairedDataset:
+    """Return the samples of a split; modalities that the model does not read are not decoded."""
+    read = [name for name in dataset.modalities if name in model.modalities]
+    if not read:
         raise FusionZooError(
             f"the model reads {', '.join(model.modalities)};"
             f" the data has {', '.join(dataset.modalities)}"
         )
-    read = [name for name in dataset.modalities if name in model.modalities]
-    rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
-    warn_of_strange(model, rows)
+    rows = dataset if split == "all" else dataset.split(split)
+    if warn:
+        warn_of_strange(model, rows)
     return rows.only(read) if len(read) < len(rows.modalities) else rows
 
 
@@ -674,7 +680,9 @@ def prediction_tables(
         named = batch._replace(ids=[repeated.get(x, x) for x in batch.ids])
         answers = model.decode(logits, named.ids)
         table = prediction_table(named, answers, list(model.modalities), types)
-        table = with_name_of_ids(table, dataset.provenance.id_column)
+        id_column = dataset.provenance.id_column
+        if id_column.casefold() not in {x.casefold() for x in table.column_names[1:]}:
+            table = table.rename_columns({"id": id_column})
         columns: dict[str, list[Any]] = {}
         if cfg.coverage is not None and model.calibration is not None:
             columns |= model.calibration.regions(model.answer_targets, logits, cfg.coverage)
@@ -707,12 +715,6 @@ def prediction_table(
     present = batch.present.cpu().unbind(1)
     columns |= {f"present_{name}": x.tolist() for name, x in zip(modalities, present, strict=True)}
     return pa.table(columns)
-
-
-def with_name_of_ids(table: pa.Table, name: str) -> pa.Table:
-    """Return a table of predictions whose column `id` has this name, unless another column does."""
-    taken = {column.casefold() for column in table.column_names[1:]}
-    return table if name.casefold() in taken else table.rename_columns({"id": name})
 
 
 def _prediction_row(prediction: Any, types: Mapping[str, str]) -> dict[str, Any]:

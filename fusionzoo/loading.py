@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, explained, one_line
+from fusionzoo.errors import FusionZooError, explained, located
 from fusionzoo.hub import download, is_repository
 from fusionzoo.model import FusionModel, Raw, build_heads, create_model
 from fusionzoo.model_card import edited_readme
@@ -129,12 +129,15 @@ def _planned(
 ) -> torch.Tensor | None:
     """Return, on the meta device, the tensor that an operation will allocate; else None.
 
-    Operations that compute, not `GROWING` alone, are planned where `every` is set.
+    Operations that compute, not `GROWING` alone, are planned where `every` is set, but for those
+    that return a view, or write into a tensor that is there.
     """
     factory = "device" in kwargs and not any(isinstance(x, torch.Tensor) for x in args)
     if factory:
         planned = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-    elif func.overloadpacket in GROWING or (every and not _reuses(func)):
+    elif func.overloadpacket in GROWING or (
+        every and not (func.is_view or func._schema.is_mutable)
+    ):
         on_meta = tree_map_only(torch.Tensor, lambda x: x.to("meta"), args)
         try:
             planned = func(*on_meta, **{key: kwargs[key] for key in kwargs if key != "device"})
@@ -143,11 +146,6 @@ def _planned(
     else:
         return None
     return planned if isinstance(planned, torch.Tensor) else None
-
-
-def _reuses(func: Any) -> bool:
-    """Return whether an operation returns a view, or writes into a tensor that is there."""
-    return bool(func.is_view or func._schema.is_mutable)
 
 
 def load(
@@ -264,17 +262,14 @@ def _check_finite(model: FusionModel, weights: Path) -> None:
 
 def _answer_blank(model: FusionModel, folder: Path) -> None:
     """Run one blank sample, so that settings with which the model cannot answer are found here."""
-    try:
+    problem = f"{folder / 'config.json'}: the model cannot answer"
+    with explained(problem), located(problem):
         batch: Batch = model.collate()([Sample("", "", None, {})])
         batch = batch._replace(present=torch.ones_like(batch.present))
         if model.classes or model.targets:
             model.predict(batch)
         else:
             model.embed(batch)
-    except Exception as error:
-        raise FusionZooError(
-            f"{folder / 'config.json'}: the model cannot answer: {one_line(error)}"
-        ) from error
 
 
 def _without_sources(spec: Raw) -> dict[str, Any]:

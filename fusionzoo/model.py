@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fusionzoo.answering import Answering
+from fusionzoo.answering import Answering, RawSamples
 from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
-from fusionzoo.errors import FusionZooError, as_keywords, did_you_mean
+from fusionzoo.errors import FusionZooError, as_keywords
 from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
@@ -518,7 +518,7 @@ class FusionModel(Answering, nn.Module):
         if isinstance(samples, Batch):
             return samples.to(self.device)
         with _in_keywords():
-            rows = self._open(samples)
+            rows = self.open_samples(samples)
             return self._collated(rows, range(len(rows)))
 
     def _in_batches(
@@ -533,7 +533,7 @@ class FusionModel(Answering, nn.Module):
         if isinstance(samples, Batch):
             return run(self.batch(samples))
         with _in_keywords():
-            rows = self._open(samples)
+            rows = self.open_samples(samples)
             if len(rows) <= batch_size:
                 return run(self._collated(rows, range(len(rows))))
             order = rows.by_length()
@@ -544,62 +544,9 @@ class FusionModel(Answering, nn.Module):
         places = torch.tensor(order).argsort().to(self.device)
         return {name: torch.cat([part[name] for part in parts])[places] for name in parts[0]}
 
-    def _open(self, samples: Sequence[Raw | Sample]) -> _RawSamples | PairedDataset:
-        """Return samples that are decoded when they are asked for."""
-        from fusionzoo.datasets import PairedDataset
-        from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows
-
-        if isinstance(samples, PairedDataset):
-            return samples.read_as(self.data_settings)
-        if isinstance(samples, Mapping | str):
-            raise FusionZooError("give a list of samples: [{'image': 'cat.png', 'text': ...}]")
-        stored = self.data_settings
-        if holds_rows(samples, stored, self.modalities):
-            return open_rows(samples, stored, self.modalities)
-        return _RawSamples(self, [*samples])
-
-    def _collated(self, rows: _RawSamples | PairedDataset, places: Sequence[int]) -> Batch:
+    def _collated(self, rows: RawSamples | PairedDataset, places: Sequence[int]) -> Batch:
         batch: Batch = self.collate()([rows[place] for place in places])
         return batch.to(self.device)
-
-    def sample(self, raw: Raw | Sample, number: int = 0) -> Sample:
-        """Decode a raw sample; `number` is its place in messages, and its id."""
-        from fusionzoo.datasets.opening.raw_rows import read_value
-
-        if isinstance(raw, Sample):
-            return raw
-        for name in raw:
-            if name not in self.encoders:
-                raise FusionZooError(
-                    f"sample {number}: the model has no modality {name!r}."
-                    f"{did_you_mean(name, self.encoders)} It has: {', '.join(self.encoders)}."
-                )
-        values = {
-            name: read_value(name, kind, raw.get(name), self.data_settings)
-            for name, kind in self.modalities.items()
-        }
-        return Sample(str(number), "", None, values)
-
-
-class _RawSamples:
-    """Raw samples, each decoded when it is asked for."""
-
-    def __init__(self, model: FusionModel, raw: Sequence[Raw | Sample]) -> None:
-        self.model, self.raw = model, raw
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def __getitem__(self, place: int) -> Sample:
-        return self.model.sample(self.raw[place], place)
-
-    def by_length(self) -> list[int]:
-        """Return the samples' positions, those with the longest texts first."""
-        lengths = [
-            sum(len(x) for x in values.values() if isinstance(x, str))
-            for values in (x.values if isinstance(x, Sample) else x for x in self.raw)
-        ]
-        return sorted(range(len(lengths)), key=lambda place: -lengths[place])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -16,8 +15,8 @@ from annotated_types import Ge, Len
 
 from .datasets.tables.table import refuse_name
 from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, did_you_mean, explained, first_problem, one_line
-from .files import strict_json, without_folders, write_json
+from .errors import FusionZooError, check_known, explained, first_problem, one_line
+from .files import sha256_of, strict_json, without_folders, write_json
 from .fusion import Fusion
 from .plugins import missing_plugins, source_of
 from .structures import KINDS
@@ -97,13 +96,9 @@ def read_config(folder: Path) -> tuple[FolderConfig, list[Target] | None]:
 def _of_type(config: Mapping[str, Any], path: Path) -> FolderConfig:
     from pydantic import TypeAdapter, ValidationError
 
-    known = list(FolderConfig.__dataclass_fields__)
     for key in config:
-        if key not in known:
-            raise FusionZooError(
-                f"{path}: unknown key {key!r}.{did_you_mean(key, known)} This version of fusionzoo"
-                f" knows: {', '.join(known)}"
-            )
+        known = FolderConfig.__dataclass_fields__
+        check_known(key, known, f"{path}: unknown key {key!r}", "This version of fusionzoo knows")
     try:
         return TypeAdapter(FolderConfig).validate_json(json.dumps(config), strict=True)
     except ValidationError as error:
@@ -144,25 +139,18 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         unknown = sorted({*modalities} - config.encoders.keys())
         if unknown:
             raise FusionZooError(f"{path}: {key} names {unknown[0]!r}, which has no encoder")
-    if config.prior is not None:
-        if len(config.prior) != config.num_outputs:
-            raise FusionZooError(
-                f"{path}: prior has {len(config.prior)} numbers, and num_outputs is"
-                f" {config.num_outputs}"
-            )
-        if not all(0 <= x < math.inf for x in config.prior):
-            raise FusionZooError(f"{path}: prior has a number below 0, or one that is not finite")
+    count, prior = config.num_outputs, config.prior
+    if prior is not None and (len(prior) != count or not all(0 <= x < math.inf for x in prior)):
+        raise FusionZooError(f"{path}: prior must be {count} finite numbers of at least 0")
     if targets is not None:
         outputs = max(1, sum(target.width for target in targets))
     elif config.classes:
         outputs = len(set(config.classes))
     else:
         return  # built with a number of outputs only: it embeds
-    if outputs != config.num_outputs:
+    if outputs != count:
         what = "classes" if targets is None else "targets"
-        raise FusionZooError(
-            f"{path}: num_outputs is {config.num_outputs}, and the {what} make {outputs}"
-        )
+        raise FusionZooError(f"{path}: num_outputs is {count}, and the {what} make {outputs}")
 
 
 def public_spec(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,13 +172,11 @@ def sources(model: torch.nn.Module) -> list[str]:
     """Return the plugins whose encoders, fusion and targets a model holds: `["my_module.py"]`."""
     parts = [x for x in model.modules() if isinstance(x, Encoder | Fusion)]
     # FSDP puts a class of torch's before a module's own.
-    classes = [next(c for c in type(x).__mro__ if not _is_torch(c)) for x in parts]
+    classes = [
+        next(c for c in type(x).__mro__ if c.__module__.partition(".")[0] != "torch") for x in parts
+    ]
     classes += [type(target) for target in getattr(model, "targets", None) or ()]
     return sorted({source for source in map(source_of, classes) if source is not None})
-
-
-def _is_torch(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "torch"
 
 
 def why_not_built(config: FolderConfig, error: Exception) -> str:
@@ -218,11 +204,7 @@ def how_to_import(missing: Sequence[str]) -> str:
 def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder: Path) -> None:
     """Compare the encoders that `load` was given with those that the folder cannot rebuild."""
     for name, encoder in encoders.items():
-        if name not in config.encoders:
-            raise FusionZooError(
-                f"{folder}: the model has no modality {name!r}."
-                f"{did_you_mean(name, config.encoders)} It has: {', '.join(config.encoders)}."
-            )
+        check_known(name, config.encoders, f"{folder}: the model has no modality {name!r}")
         if not isinstance(encoder, Encoder):
             raise FusionZooError(
                 f"encoders[{name!r}] is of type {type(encoder).__name__}: fusionzoo.wrap_encoder"
@@ -239,7 +221,7 @@ def check_wrapped(config: FolderConfig, encoders: Mapping[str, Encoder], folder:
 
 def write_digests(folder: Path, files: list[Path]) -> None:
     """Write the digests of a folder's `files`."""
-    digests = {path.relative_to(folder).as_posix(): _digest(path) for path in sorted(files)}
+    digests = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(files)}
     write_json(folder / NAME, {"algorithm": ALGORITHM, "files": digests})
 
 
@@ -280,7 +262,7 @@ def check_listed(folder: Path, digests: Mapping[str, str] | None = None) -> None
         file = folder / name
         if not file.is_file():
             raise FusionZooError(f"{file} is missing: {path} lists it; copy the whole folder again")
-        if _digest(file) != digest:
+        if sha256_of(file) != digest:
             raise FusionZooError(
                 f"{file} was changed since the model was saved: copy the folder again, or remove"
                 f" {path} if you changed it yourself"
@@ -327,8 +309,3 @@ def _is_below(name: str) -> bool:
     (True, False, False)
     """
     return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, ALGORITHM).hexdigest()

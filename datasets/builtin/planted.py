@@ -105,7 +105,7 @@ def _draw_vectors(
         direction /= np.linalg.norm(direction)
         signal = (2 * bits[:, column : column + 1] - 1) * direction
         values = signal + noise * generator.standard_normal((samples, width)) / width**0.5
-        vectors[chr(ord("a") + column)] = torch.from_numpy(values.astype(np.float32))
+        vectors[_name(column)] = torch.from_numpy(values.astype(np.float32))
     return vectors
 
 
@@ -362,10 +362,6 @@ def situations(
         share=(entry.share or 0.0) if share is None else share,
         tokens=tokens or entry.tokens or 0,
     )
-    return _dataset(entry, setup, f"situations ({situation})")
-
-
-def _dataset(entry: Situation, setup: Setup, source: str) -> PairedDataset:
     planted = entry.draw(setup)
     return from_memory(
         {name: torch.from_numpy(x.astype(np.float32)) for name, x in planted.values.items()},
@@ -374,7 +370,7 @@ def _dataset(entry: Situation, setup: Setup, source: str) -> PairedDataset:
         splits=[SPLIT_CYCLE[row % 5] for row in range(setup.samples)],
         target=[str(label) for label in planted.target],
         present=planted.present,
-        source=source,
+        source=f"situations ({situation})",
         encoders=dict.fromkeys(planted.values, ENCODERS[entry.kind]),
         provenance=Provenance(split_rule="fixed"),
     )

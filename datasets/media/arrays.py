@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy_format
 
-from fusionzoo.errors import FusionZooError, did_you_mean, explained
+from fusionzoo.errors import FusionZooError, check_known, explained
 
 from .budgets import check_shape
 
@@ -141,15 +141,11 @@ def _open_member(path: Path, key: str) -> np.ndarray:
 
 def _choose(key: str, names: list[str], path: Path) -> str:
     """Return the name of an array in a file: `key`, or the only one."""
-    if key in names:
-        return key
     if not key and len(names) == 1:
         return names[0]
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
-    if key:
-        near = did_you_mean(key, names)
-        raise FusionZooError(f"{path} holds no array {key!r}.{near} It holds: {shown or 'none'}")
-    raise FusionZooError(f"{path} holds {shown or 'no array'}: name one, {path.name}::<name>")
+    wanted = f"array {key!r}" if key else f"single array: name one, {path.name}::<name>"
+    check_known(key, names, f"{path} holds no {wanted}", "It holds")
+    return key
 
 
 # ---- HDF5

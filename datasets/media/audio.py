@@ -420,14 +420,10 @@ def cut(kind: str, value: Any, start: float | None, end: float | None, frames: i
         return [cut(kind, item, start, end, frames) for item in value]
     if value is None or isinstance(value, Segment):
         return value
-    if kind == "image":
-        is_plain = (start, end, frames) == (None, None, None)
-        return (
-            Segment(value, start or 0.0, end, frames or FRAMES)
-            if not is_plain and is_video(value)
-            else value
-        )
-    return value if start is None and end is None else Segment(value, start or 0.0, end)
+    frames = frames if kind == "image" else None
+    if (start, end, frames) == (None, None, None) or (kind == "image" and not is_video(value)):
+        return value
+    return Segment(value, start or 0.0, end, frames or FRAMES)
 
 
 def spread(values: Sequence[Any], count: int | None) -> list[Any]:
@@ -501,10 +497,9 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         clip = _from_array(*source)
         first, count = part.samples(clip.frames, clip.rate, "the clip")
         return Audio(clip.samples[first : first + count], clip.rate)
-    if hasattr(source, "frames") and hasattr(source, "read"):  # a clip in a file, or in a video
+    if isinstance(source, AudioFile):  # of a video, too
         first, count = part.samples(source.frames, source.rate, name_of(source.source))
-        clip_in_file: Any = source
-        return replace(clip_in_file, frames=count, offset=source.offset + first)
+        return replace(source, frames=count, offset=source.offset + first)
     if not isinstance(source, str | Path | bytes):
         raise FusionZooError(f"a {type(source).__name__} is not audio")
     source = Path(source) if isinstance(source, str) else source
@@ -548,7 +543,10 @@ def _from_array(samples: Any, rate: Any) -> Audio:
     if wave.ndim != 1:
         raise FusionZooError(f"a clip of shape {wave.shape}; expected mono, (n,)")
     if wave.dtype.kind in "iu":
-        wave = _scaled(wave)
+        if wave.dtype.itemsize == 8:
+            raise FusionZooError(f"samples of {wave.dtype}: give int16, int32 or floats")
+        full = 2.0 ** (8 * wave.dtype.itemsize - 1)  # of the type's range
+        wave = (wave.astype(np.float64) - (full if wave.dtype.kind == "u" else 0.0)) / full
     elif wave.dtype.kind != "f":
         raise FusionZooError(f"samples of type {wave.dtype} are not audio: give int16 or float32")
     check_budget("samples", len(wave), "the clip")
@@ -557,15 +555,6 @@ def _from_array(samples: Any, rate: Any) -> Audio:
     check_budget("rate", float(rate), "the clip")
     wave = wave.astype(np.float32, copy=False)
     return Audio(torch.as_tensor(checked_samples(wave, "the clip")), int(rate))
-
-
-def _scaled(wave: np.ndarray) -> np.ndarray:
-    """Scale integers to [-1, 1) by the full range of their type."""
-    if wave.dtype.itemsize == 8:
-        raise FusionZooError(f"samples of {wave.dtype}: give int16, int32 or floats")
-    full = 2.0 ** (8 * wave.dtype.itemsize - 1)
-    middle = full if wave.dtype.kind == "u" else 0.0
-    return (wave.astype(np.float64) - middle) / full
 
 
 def checked_samples(samples: np.ndarray, name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -225,21 +225,17 @@ def decode(kind: str, value: Any, image_range: Range | None = None) -> Any:
         return decode_items(value, partial(decode, kind, image_range=image_range))
     if kind in ("image", "audio") and is_video(value):
         return decode_video(kind, value)
-    decoders: dict[str, Callable[[Any], Any]] = {
-        "image": partial(decode_image, image_range=image_range),
-        "audio": decode_audio,
-        "text": decode_text,
-        "tabular": read_cells,
-    }
     if kind in ("text", "tabular"):
-        return decoders[kind](value)
+        return decode_text(value) if kind == "text" else read_cells(value)
     if isinstance(value, str | Path):
         value = find_item(str(value)) or value
     part = value if isinstance(value, Segment) else Segment(value)
     if isinstance(part.source, ArrayItem):
         return _decode_item(kind, part)
-    if kind in decoders:
-        return decoders[kind](value)
+    if kind == "image":
+        return decode_image(value, image_range)
+    if kind == "audio":
+        return decode_audio(value)
     return decode_array(value, 1 if kind == "vector" else 2)
 
 
@@ -347,19 +343,12 @@ def _check_png(data: bytes, path: str) -> None:
     """
     position, view = len(PNG), memoryview(data)
     while position + 12 <= len(data):
-        length, name = (
-            int.from_bytes(data[position : position + 4]),
-            data[position + 4 : position + 8],
-        )
-        end = position + 8 + length
+        name = data[position + 4 : position + 8]
+        end = position + 8 + int.from_bytes(data[position : position + 4])
         if name == b"IEND":
             return
-        checksum = int.from_bytes(data[end : end + 4])
-        if (
-            end + 4 <= len(data)
-            and name == b"IDAT"
-            and zlib.crc32(view[position + 4 : end]) != checksum
-        ):
+        is_whole = name == b"IDAT" and end + 4 <= len(data)
+        if is_whole and zlib.crc32(view[position + 4 : end]) != int.from_bytes(data[end : end + 4]):
             raise FusionZooError(f"{path} is damaged: the checksum of its pixels does not match")
         position = end + 4
     raise FusionZooError(f"{path} is cut off: its last chunk, IEND, is missing")
@@ -467,6 +456,20 @@ def _read(source: str | Path | bytes, budget: str) -> tuple[str, bytes]:
     if not data:
         raise FusionZooError(f"{source} is empty")
     return str(source), data
+
+
+class MediaCells:
+    """Undecoded values by row: objects in memory, or an entry of rows that are read on access."""
+
+    def __init__(self, rows: Any, name: str | None = None) -> None:
+        self.rows, self.name = rows, name
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        value = self.rows[row]
+        return media_value(value if self.name is None else value.get(self.name), None)
 
 
 def media_value(value: Any, root: Path | None) -> Any:

@@ -16,7 +16,14 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.structures import Audio
 
-from .audio import MAX_READ_AT_ONCE, Segment, checked_samples, container_of, name_of
+from .audio import (
+    MAX_READ_AT_ONCE,
+    AudioFile,
+    Segment,
+    checked_samples,
+    container_of,
+    name_of,
+)
 from .budgets import check_budget, check_image, file_size
 
 JUMP = 5.0  # s; what lies nearer is decoded through, what lies farther is sought
@@ -26,28 +33,16 @@ MOST_MISSING = 1.0  # s that may be missing at the end: headers are not exact
 
 
 @dataclass(frozen=True)
-class Soundtrack:
-    """The mono audio of a video, or a part of it; `read` decodes a part, `samples` all of it."""
-
-    source: Path | bytes
-    rate: int  # Hz
-    frames: int
-    offset: int = 0  # samples before the part
+class Soundtrack(AudioFile):
+    """The mono audio of a video, or a part of it."""
 
     def read(self, start: int, count: int) -> Tensor:
-        """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
         with _open(self.source) as container:
             stream = _stream(container, "audio", name_of(self.source))
             samples = _read_audio(container, stream, self.offset + start, count)
         _check_end(name_of(self.source), count - len(samples), self.rate)
         return torch.from_numpy(checked_samples(samples, name_of(self.source)))
-
-    @property
-    def samples(self) -> Tensor:
-        """All of it, float32 (frames,)."""
-        check_budget("samples", self.frames, name_of(self.source))
-        return self.read(0, self.frames)
 
 
 def decode_video(kind: str, value: Any) -> Any:

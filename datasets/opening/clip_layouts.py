@@ -10,10 +10,10 @@ from typing import Any
 from fusionzoo.errors import FusionZooError, check_known
 
 from ..sources.pickle_files import plain, read_pickle
+from ..tables.splits import USUAL_NAMES as SPLITS
 from .layout_files import (
     AUDIO,
     FRAMES,
-    SPLITS,
     LayoutTable,
     Row,
     cells_of,
@@ -143,7 +143,11 @@ def meld(top: Path) -> LayoutTable:
         for _, line in records_of(path, named):
             stem = f"dia{line['Dialogue_ID']}_utt{line['Utterance_ID']}"
             row = {"id": f"{split} {stem}", "group": f"{split} dia{line['Dialogue_ID']}"}
-            row |= {"split": SPLITS[split], "text": line["Utterance"], "target": line["Emotion"]}
+            row |= {
+                "split": SPLITS[split],
+                "text": line["Utterance"],
+                "target": line["Emotion"],
+            }
             row |= {"sentiment": line["Sentiment"], "speaker": line["Speaker"]}
             rows.append({**row, **extracted(top, f"{split}/{stem}", video=f"{folder}/{stem}.mp4")})
     return with_files(rows, top, "expected the folders train_splits, ... of MELD.Raw.tar.gz")

@@ -314,10 +314,9 @@ def _check_labels(name: str, done: Completed) -> None:
         raise FusionZooError(f"{done.source} has no rows")
     flat = pc.list_flatten(column) if is_list(column.type) else column
     counts = read_cells_of(flat, missing_words(done.settings, done.loaded)).counts
-    if not counts:
-        raise FusionZooError(f"{done.source}: the target {name!r} is empty in all rows")
-    if len(counts) == 1:
-        raise FusionZooError(f"{done.source}: the target {name!r} has a single value")
+    if len(counts) < 2:
+        problem = "has a single value" if counts else "is empty in all rows"
+        raise FusionZooError(f"{done.source}: the target {name!r} {problem}")
     num_rows = counts.total()
     is_class = done.target_kinds.get(name) == "classification"
     if is_class and num_rows >= MANY and len(counts) > num_rows / 2:

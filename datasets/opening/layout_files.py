@@ -14,7 +14,6 @@ from fusionzoo.errors import FusionZooError, check_known, explained
 from ..media.formats import CLIPS, IMAGES
 
 Row = dict[str, Any]
-SPLITS = {"train": "train", "dev": "val", "valid": "val", "val": "val", "test": "test"}
 AUDIO, FRAMES = ("audio",), ("frames", "image")  # folders of what was extracted from videos
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fusionzoo.errors import FusionZooError, explained
 
+from ..tables.splits import USUAL_NAMES as SPLITS
 from .layout_files import (
-    SPLITS,
     LayoutTable,
     Row,
     cells_of,

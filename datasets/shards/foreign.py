@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib import format as npy_format
 
 from fusionzoo.errors import FusionZooError, explained
 
@@ -264,7 +263,9 @@ class Scan:
             return
         kind = KIND_OF.get(suffix)
         if suffix == ".npy":
-            kind = _array_kind(tar.extractfile(member), member, self.storage.where(file))
+            where = f"{self.storage.where(file)}, {member.name}"
+            shape, _, _ = check_npy(tar.extractfile(member), member.size, where)
+            kind = "vector" if len(shape) == 1 else "sequence"
         if kind is None:
             self.unread.setdefault(suffix, []).append(member.name)
             return
@@ -409,17 +410,6 @@ def _check_end(file: Any, end: int, size: int, where: str) -> None:
             " several, keep them as files of their own",
             *(where, f"{behind:,}"),
         )
-
-
-def _array_kind(data: Any, member: tarfile.TarInfo, where: str) -> str:
-    """Return `vector` or `sequence`, by the dimensions in the header of a .npy member."""
-    check_npy(data, member.size, f"{where}, {member.name}")
-    data.seek(0)
-    version = npy_format.read_magic(data)
-    read = (
-        npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-    )
-    return "vector" if len(read(data)[0]) == 1 else "sequence"
 
 
 def _table(columns: dict[str, list[Any]]) -> pa.Table:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.files import replacing, write_json, write_text
+from fusionzoo.files import replacing, sha256_of, write_json, write_text
 from fusionzoo.progress import progress_bar
 
 from ..tables.arrow import plain_column
@@ -54,7 +54,6 @@ from .writers import (
     value_size,
 )
 
-ENDINGS = {"parquet": ".parquet", "webdataset": ".tar"}
 SAMPLED = 32  # values whose bytes are measured where no file tells them
 PARTIAL = ".partial"  # folder of what a conversion under way keeps
 CHUNK = 64  # samples whose values are read at once, by several threads
@@ -72,36 +71,24 @@ class Settings:
     block_mb: float = 4.0  # MB of a block, which is read at once
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One shard to write."""
-
-    name: str
-    positions: np.ndarray  # of its samples in the data set
-
-
 def light_table(dataset: Samples) -> pa.Table:
     """Return the columns that are no images, clips or arrays, texts read from their files."""
     columns: dict[str, Any] = {name: dataset.chosen(name) for name in table_columns(dataset)}
     for name, kind in dataset.modalities.items():
-        if kind == "text":
-            in_cells = name not in dataset.paths and name not in dataset.memory
-            columns[name] = (
-                dataset.chosen(name) if in_cells else pa.array(_texts(dataset, name), pa.string())
-            )
-        elif kind == "tabular":
-            if name in dataset.memory:
-                columns[name] = pa.array(dataset.references(name))
-            else:
-                columns[name] = dataset.chosen(name)
+        if kind == "text" and (name in dataset.paths or name in dataset.memory):
+            columns[name] = pa.array(_texts(dataset, name), pa.string())
+        elif kind == "tabular" and name in dataset.memory:
+            columns[name] = pa.array(dataset.references(name))
+        elif kind in ("text", "tabular"):
+            columns[name] = dataset.chosen(name)
     return pa.table(columns)
 
 
-def make_plan(dataset: Samples, settings: Settings) -> list[Part]:
-    """Divide each split into shards of about the size that is asked for."""
+def make_plan(dataset: Samples, settings: Settings) -> dict[str, np.ndarray]:
+    """Divide each split into shards of about the size that is asked for: {name: positions}."""
     sizes = _sizes(dataset)
     names = np.array(dataset.split_names, dtype=object)
-    parts: list[Part] = []
+    parts: dict[str, np.ndarray] = {}
     stems: set[str] = set()
     for split in dataset.splits:
         positions = np.flatnonzero(names == split)
@@ -112,13 +99,9 @@ def make_plan(dataset: Samples, settings: Settings) -> list[Part]:
             stem += "_"
         stems.add(stem)
         for number, chosen in enumerate(np.array_split(positions, count)):
-            ending = ENDINGS[settings.format]
-            name = (
-                f"{stem}-{number:05d}-of-{count:05d}{ending}"
-                if ending == ".parquet"
-                else f"{stem}-{number:06d}{ending}"
-            )
-            parts.append(Part(name=name, positions=chosen))
+            is_tar = settings.format == "webdataset"
+            place = f"{number:06d}.tar" if is_tar else f"{number:05d}-of-{count:05d}.parquet"
+            parts[f"{stem}-{place}"] = chosen
     return parts
 
 
@@ -132,12 +115,6 @@ def fingerprint(table: pa.Table, kinds: Mapping[str, str], settings: Settings) -
             stream.write_batch(batch)
         digest.update(sink.getvalue())
     return digest.hexdigest()
-
-
-def modalities_with_lists(dataset: Samples) -> list[str]:
-    """Return the modalities of which a sample may have several images or clips."""
-    media = [name for name, kind in dataset.modalities.items() if kind in ("image", "audio")]
-    return [name for name in media if has_several(dataset, name, decoded=False)]
 
 
 def _texts(dataset: Samples, name: str) -> list[str | None]:
@@ -253,20 +230,6 @@ def join_pieces(
     return pa.table(columns)
 
 
-def has_any(table: pa.Table, names: Sequence[str]) -> pa.Array:
-    """Return which rows have a value in any of the columns."""
-    valid = np.zeros(len(table), bool)
-    for name in names:
-        valid |= table.column(name).is_valid().to_numpy()
-    return pa.array(valid)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def range_checksums(path: Path, ranges: Sequence[Sequence[int]]) -> list[int]:
     """Return the CRC-32 of each range of a file."""
     checksums = []
@@ -281,12 +244,6 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     """Write a table as an Arrow file, atomically."""
     with replacing(path) as partial, pa.ipc.new_file(str(partial), table.schema) as file:
         file.write_table(table)
-
-
-def read_arrow(path: Path) -> pa.Table:
-    """Read an Arrow file."""
-    with pa.ipc.open_file(str(path)) as file:
-        return file.read_all()
 
 
 def write_shards(
@@ -316,7 +273,9 @@ class _Conversion:
     def __init__(self, data: Samples, out: Path, settings: Settings, light: pa.Table) -> None:
         self.dataset, self.out, self.settings, self.light = data, out, settings, light
         self.stored = [name for name, kind in data.modalities.items() if kind in STORED]
-        self.lists = modalities_with_lists(data)
+        media = [name for name, kind in data.modalities.items() if kind in ("image", "audio")]
+        # Modalities of which a sample may have several images or clips.
+        self.lists = [name for name in media if has_several(data, name, decoded=False)]
         kinds = data.modalities | dict.fromkeys(self.lists, "list")
         self.source, self.failed = fingerprint(light, kinds, settings), 0
         self.on_error = getattr(data, "on_error", "raise")
@@ -340,16 +299,16 @@ class _Conversion:
                 total=len(self.dataset), desc="convert", unit="sample", disable=not progress
             ) as bar,
         ):
-            for number, part in enumerate(parts):
-                file = self._verified(known.get(part.name), number)
+            for number, (name, positions) in enumerate(parts.items()):
+                file = self._verified(known.get(name), number)
                 if file is None:
-                    file = self._write_part(part, number, first, bar)
+                    file = self._write_part(name, positions, number, first, bar)
                 else:
                     resumed += 1
-                    bar.update(len(part.positions))
+                    bar.update(len(positions))
                     bar.unpause()  # the rate is that of samples written now
                 files.append(file)
-                first += len(part.positions)
+                first += len(positions)
                 write_json(self.out / PARTIAL / NAME, self._index(files).to_json())
         self._finish(files)
         return self._written(files, resumed)
@@ -373,7 +332,7 @@ class _Conversion:
         path = self.out / file.name
         has_index = number is None or self._piece(number).is_file()
         is_whole = path.is_file() and path.stat().st_size == file.size
-        if is_whole and has_index and file_digest(path) == file.sha256:
+        if is_whole and has_index and sha256_of(path) == file.sha256:
             return file
         if number is None:
             raise FusionZooError(f"{path} was changed: remove {self.out} and convert again")
@@ -382,12 +341,14 @@ class _Conversion:
     def _piece(self, number: int) -> Path:
         return self.out / PARTIAL / f"{number:05d}.arrow"
 
-    def _write_part(self, part: Part, number: int, first: int, bar: Any) -> ShardFile:
+    def _write_part(
+        self, name: str, positions: np.ndarray, number: int, first: int, bar: Any
+    ) -> ShardFile:
         """Write one shard, and its part of the index."""
-        path = self.out / part.name
-        index: dict[str, list[Any]] = {"position": part.positions.tolist()}
-        for name in self.stored:
-            index[f"{BYTES}{name}"], index[f"{OFFSETS}{name}"] = [], []
+        path = self.out / name
+        index: dict[str, list[Any]] = {"position": positions.tolist()}
+        for modality in self.stored:
+            index[f"{BYTES}{modality}"], index[f"{OFFSETS}{modality}"] = [], []
         with replacing(path) as partial:
             shard: Any
             kinds = self.dataset.modalities
@@ -396,19 +357,20 @@ class _Conversion:
             else:
                 shard = TarShard(partial, kinds, first)
             with closing(shard):
-                for positions, values in self._blocks(part.positions):
-                    offsets = shard.write(self.light.take(pa.array(positions)), values)
-                    for name in self.stored:
-                        index[f"{OFFSETS}{name}"] += offsets[name]
-                        index[f"{BYTES}{name}"] += member_sizes(values[name], self.settings.format)
-                    bar.update(len(positions))
+                for block, values in self._blocks(positions):
+                    offsets = shard.write(self.light.take(pa.array(block)), values)
+                    for modality in self.stored:
+                        sizes = member_sizes(values[modality], self.settings.format)
+                        index[f"{OFFSETS}{modality}"] += offsets[modality]
+                        index[f"{BYTES}{modality}"] += sizes
+                    bar.update(len(block))
         write_arrow(self._piece(number), index_piece(index, self.lists))
         return ShardFile(
-            name=part.name,
+            name=name,
             size=path.stat().st_size,
             blocks=shard.blocks,
             ranges=shard.ranges,
-            sha256=file_digest(path),
+            sha256=sha256_of(path),
             checksums=range_checksums(path, shard.ranges),
         )
 
@@ -456,13 +418,15 @@ class _Conversion:
 
     def _finish(self, files: Sequence[ShardFile]) -> None:
         """Write the index of the samples, the digests and last `shards.json`."""
-        pieces = [read_arrow(self._piece(number)) for number in range(len(files))]
+        paths = [self._piece(number) for number in range(len(files))]
+        pieces = [pa.ipc.open_file(path.read_bytes()).read_all() for path in paths]
         table = join_pieces(pieces, self.light, self.stored, self.settings.format)
         if self.failed:
-            table = table.filter(has_any(table, list(self.dataset.modalities)))
+            valid = [table[name].is_valid().to_numpy() for name in self.dataset.modalities]
+            table = table.filter(pa.array(np.logical_or.reduce(valid)))
         write_arrow(self.out / SAMPLES, table.combine_chunks())
         digests = [f"{file.sha256}  {file.name}\n" for file in files]
-        samples_sha256 = file_digest(self.out / SAMPLES)
+        samples_sha256 = sha256_of(self.out / SAMPLES)
         digests.append(f"{samples_sha256}  {SAMPLES}\n")
         write_text(self.out / DIGESTS, "".join(digests))
         index = replace(self._index(files), samples_sha256=samples_sha256)
@@ -522,7 +486,7 @@ def _listed(path: Path) -> ShardFile:
         size=size,
         blocks=[metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)],
         ranges=ranges,
-        sha256=file_digest(path),
+        sha256=sha256_of(path),
         checksums=range_checksums(path, ranges),
     )
 

@@ -15,7 +15,7 @@ from fusionzoo.cells import DATE_PARTS, EPOCH, is_number
 from fusionzoo.cells import NUMBER as NUMBER_PATTERN
 from fusionzoo.errors import FusionZooError
 
-from ..tables.arrow import ArrowColumn
+from ..tables.arrow import ArrowColumn, flat
 
 NUMBER, DATE, CATEGORY, NONE = "number", "date", "category", "none"
 CELL = re.compile(  # a number with a currency before it or a unit behind it
@@ -148,8 +148,7 @@ def convert_cells(
 
 def _plain_numbers(column: ArrowColumn, unit: str, comma: bool) -> pa.Array:
     """Remove the unit and the signs between thousands; cells that are no number stay."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    encoded = whole.dictionary_encode()
+    encoded = flat(column).dictionary_encode()
     plain = []
     for cell in encoded.dictionary.to_pylist():
         divided = number_and_unit(cell)
@@ -193,10 +192,7 @@ def _day_and_hour(cell: str, read: Reader, order: str) -> tuple[datetime.date | 
 
 
 def _date_columns(name: str, column: ArrowColumn, detail: str) -> dict[str, ArrowColumn]:
-    encoded = column.cast(pa.string())
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    encoded = encoded.dictionary_encode()
+    encoded = flat(column.cast(pa.string())).dictionary_encode()
     cells = encoded.dictionary.to_pylist()
     order, with_time = order_of(detail) or find_date_order(cells) or "excel", detail.endswith(TIMED)
     read = date_reader(order)

@@ -28,7 +28,7 @@ from fusionzoo.targets import (
 )
 
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import ArrowColumn, first_true, is_list, read_each
+from ..tables.arrow import ArrowColumn, first_true, flat, is_list, read_each
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
 from ..tables.splits import one_spelling
@@ -242,7 +242,7 @@ class Columns:
         """Return a column of lists of text with decimal points; others stay as they are."""
         if self.settings.decimal == "." or not pa.types.is_list(column.type):
             return column
-        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        whole = flat(column)
         inner = whole.values
         is_text = pa.types.is_string(inner.type)
         values = self._decimal_points(inner) if is_text else self._decimal_points_in_lists(inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from numbers import Number
 from typing import Any
@@ -17,12 +18,11 @@ from torch.utils.data import IterableDataset
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio
 
-from ..media.decode import media_value
+from ..media.decode import MediaCells
 from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
 from ..tables.parquet import join_splits
 from ..tables.provenance import Loaded, mark_index
-from .media_columns import ObjectCells
 from .table_settings import TableSettings
 
 STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
@@ -54,49 +54,6 @@ class Items:
         return {**vars(self), "_last": (-1, {})}
 
 
-class ItemCells:
-    """The values of an entry of each item, read on access."""
-
-    def __init__(self, items: Items, name: str) -> None:
-        self.items, self.name = items, name
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return media_value(self.items[index].get(self.name), None)
-
-
-class ItemEntry:
-    """What one pass over the items tells of one of their entries."""
-
-    def __init__(self, skipped: int) -> None:
-        self.values: list[Any] = [None] * skipped  # text, numbers and lists of text
-        self.present = [False] * skipped
-        self.first_large: Any = None  # an image, clip or array; not None: values are read again
-
-    def add(self, value: Any) -> None:
-        """Note the value of the next item."""
-        is_short = _is_short(value)
-        if not is_short and self.first_large is None:
-            self.first_large = value
-        self.values.append(value if is_short else None)
-        self.present.append(value is not None)
-
-
-def read_entries(items: Items) -> dict[str, ItemEntry]:
-    """Read every item once."""
-    entries: dict[str, ItemEntry] = {}
-    for index in range(len(items)):
-        row = items[index]
-        for name in row:
-            if name not in entries:
-                entries[name] = ItemEntry(index)
-        for name, entry in entries.items():
-            entry.add(row.get(name))
-    return entries
-
-
 def as_row(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
     """Return an item as a mapping: one already, a named tuple, or a tuple with `fields`."""
     if isinstance(item, Mapping):
@@ -104,13 +61,11 @@ def as_row(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
     if not isinstance(item, tuple | list):
         raise FusionZooError(f"{where} is of type {type(item).__name__}: expected a dict or tuple")
     names = list(fields) or list(getattr(item, "_fields", ()))
-    if not names:
+    if len(names) != len(item):
         raise FusionZooError(
-            f"{where} is a {type(item).__name__} of {len(item)} entries: fields names them, such as"
+            f"{where} has {len(item)} entries, but fields names {len(names)}: name each, such as"
             f" fields={['image', 'target', *[SKIPPED] * len(item)][: len(item)]}"
         )
-    if len(names) != len(item):
-        raise FusionZooError(f"{where} has {len(item)} entries, but fields names {len(names)}")
     return {name: x for name, x in zip(names, item, strict=True) if name != SKIPPED}
 
 
@@ -201,12 +156,12 @@ def read_objects(settings: TableSettings) -> Loaded:
         table = join_splits(parts, "the tables of the splits")
         return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
     if isinstance(data, list | tuple):
-        return read_rows(data, fields, "the list")
+        return read_rows(data, "the list", fields)
     is_stream = isinstance(data, IterableDataset)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_stream:
         return _read_map_style(data, fields, kind)
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
-        return read_rows(_read_stream(data, kind), fields, kind)
+        return read_rows(_read_stream(data, kind), kind, fields)
     raise FusionZooError(f"{kind} is no table: give a DataFrame, dicts or a data set")
 
 
@@ -224,7 +179,7 @@ def is_table(data: Any) -> bool:
     )
 
 
-def read_rows(rows: Sequence[Any], fields: Sequence[str], source: str) -> Loaded:
+def read_rows(rows: Sequence[Any], source: str, fields: Sequence[str]) -> Loaded:
     """Read a list of mappings, or of tuples whose entries `fields` names."""
     mappings = [as_row(row, fields, f"{source}, row {n}") for n, row in enumerate(rows, start=1)]
     if not mappings:
@@ -248,7 +203,7 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
         cells = column_cells(values)
         array = arrow_column(cells)
         if array is None:
-            memory[name] = ObjectCells(cells)
+            memory[name] = MediaCells(cells)
             kinds |= _kind(name, cells)
             array = row_numbers(np.array([cell is not None for cell in cells], dtype=bool))
         arrays[name] = array
@@ -259,32 +214,33 @@ def _read_hugging_face(settings: TableSettings) -> Loaded:
     data, fields = settings.root, settings.field_names
     if (getattr(data, "format", None) or {}).get("type") == "custom":
         return _read_map_style(data, fields, "the Dataset with a transform")
-    parts = read_hugging_face(data, _read_stream)
-    if isinstance(parts, Loaded):
-        return parts
-    loaded = read_rows(parts.rows, fields, parts.source)
-    table = loaded.table.replace_schema_metadata(parts.metadata)
-    return Loaded(**{**vars(loaded), "table": table, "split_rule": parts.split_rule})
+    return read_hugging_face(data, _read_stream, partial(read_rows, fields=fields))
 
 
 def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
     items = Items(data, fields, source)
-    entries = read_entries(items)
-    if not entries:
+    columns: dict[str, list[Any]] = {}
+    large: dict[str, Any] = {}  # name -> the first image, clip or array of entries that have any
+    for index in range(len(items)):
+        row = items[index]
+        columns |= {name: [None] * index for name in row if name not in columns}
+        for name, cells in columns.items():
+            value = row.get(name)
+            if not _is_short(value):  # it is read again when it is used
+                large.setdefault(name, value)
+                value = True
+            cells.append(value)
+    if not columns:
         raise FusionZooError(f"{source} has no items")
-    large = {name: entry for name, entry in entries.items() if entry.first_large is not None}
     # Large values stand in the table as the numbers of their rows, like other objects.
-    loaded = read_columns(
-        {
-            name: row_numbers(np.array(entry.present)) if name in large else entry.values
-            for name, entry in entries.items()
-        },
-        source,
-    )
+    has_value = {name: np.array([x is not None for x in columns[name]]) for name in large}
+    loaded = read_columns({**columns, **{x: row_numbers(y) for x, y in has_value.items()}}, source)
     kinds = dict(loaded.kinds)
-    for name, entry in large.items():
-        kinds |= _kind(name, [entry.first_large])
-    memory = {**loaded.memory, **{name: ItemCells(items, name) for name in large}}
+    memory = dict(loaded.memory)
+    for name in columns:
+        if name in large:
+            kinds |= _kind(name, [large[name]])
+            memory[name] = MediaCells(items, name)
     return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
 
 

@@ -58,19 +58,6 @@ class ArrowCells:
         return [(row, path) for row, path in enumerate(paths.to_pylist()) if path is not None]
 
 
-class ObjectCells:
-    """Objects in memory, by row: PIL images, arrays, tensors, `(samples, rate)`, dicts."""
-
-    def __init__(self, values: Sequence[Any] | np.ndarray) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> Any:
-        return media_value(self.values[row], None)
-
-
 def take_out(
     table: pa.Table, root: Path | None, cell_names: Collection[str] = ()
 ) -> tuple[pa.Table, dict[str, ArrowCells]]:

@@ -17,7 +17,7 @@ from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..tables.arrow import ArrowColumn, is_list
+from ..tables.arrow import ArrowColumn, flat, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import MANY_OF, Loaded, Provenance, RowNumbers
 from ..tables.splits import (
@@ -74,12 +74,9 @@ def gather(
         advice = "--data.group_column" if name == "group" else f"--data.columns.NAME {name}"
         raise FusionZooError(f"{loaded.source}: {name} is no modality: {advice} names its column")
     table, roles, missing = gather_columns(loaded, columns, kinds, settings)
-    if settings.group_column is not None:
-        roles["group"] = settings.group_column
-    if settings.time_column is not None:
-        roles[TIME] = settings.time_column
-    if settings.weight_column is not None:
-        roles[WEIGHT] = settings.weight_column
+    single = {"group": settings.group_column, TIME: settings.time_column}
+    single[WEIGHT] = settings.weight_column
+    roles |= {role: name for role, name in single.items() if name is not None}
     gathered = gather_arrays(replace(loaded, table=table), roles, kinds, settings)
     return gathered._replace(missing=missing)
 
@@ -229,8 +226,7 @@ def read_splits(
 def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return splits by the column of times, and the rule with the first time of each."""
     name, cells = table.name(TIME), table.text(TIME)
-    encoded = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    encoded = encoded.dictionary_encode()
+    encoded = flat(cells).dictionary_encode()
     kind = table.settings.cell_kinds.get(fold(name), "")
     moments = read_moments(encoded.dictionary.to_pylist(), order_of(kind.partition(" ")[2]))
     times = np.array([*(np.nan if x is None else x for x in moments), np.nan])

@@ -43,7 +43,6 @@ STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte o
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
 QUOTED = re.compile(r'"[^"]*"|\\.')  # text in a format of numbers
 HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
-READERS: dict[str, TableReader] = {}  # by ending, as `table_suffix` returns it
 Read = Callable[[Path, TableSettings], tuple[pa.Table, Provenance]]
 SheetCells = tuple[list[tuple[Any, ...]], list[Any], list[str]]  # cells, merged ones, all sheets
 
@@ -54,20 +53,6 @@ class TableReader(NamedTuple):
     read: Read
     sheet_names: Callable[[Path], list[str]] | None = None  # of a workbook, those in sight first
     has_nulls: bool = False  # whether missing values are marked, rather than by words
-
-
-def _reads(
-    *suffixes: str, sheet_names: Callable[[Path], list[str]] | None = None, has_nulls: bool = False
-) -> Callable[[Read], Read]:
-    """Read the files with these endings by the decorated function."""
-
-    def decorate(read: Read) -> Read:
-        for suffix in suffixes:
-            assert suffix not in READERS, suffix
-            READERS[suffix] = TableReader(read, sheet_names, has_nulls)
-        return read
-
-    return decorate
 
 
 def is_workbook(path: Path) -> bool:
@@ -150,10 +135,9 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
 
 def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
     """Raise an error for a workbook without sheets, or without the one that is named."""
-    if not names:
-        raise FusionZooError(f"{path} has no sheet")
-    if sheet and sheet not in names:
-        raise FusionZooError(f"{path} has no sheet {sheet!r}; it has: {', '.join(names)}")
+    if not names or (sheet and sheet not in names):
+        wanted = f" {sheet!r}" if sheet else ""
+        raise FusionZooError(f"{path} has no sheet{wanted}; it has: {', '.join(names) or 'none'}")
 
 
 def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
@@ -404,45 +388,25 @@ def _sheets_of_excel(path: Path) -> list[str]:
         return [sheet.title for sheet in sheets]
 
 
-def _sheets_of_open_document(path: Path) -> list[str]:
-    return [sheet.name for sheet in read_sheets(path)]
-
-
-# ---- readers, in the order in which messages list their endings
-
-
-@_reads(".csv")
-def _read_csv(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return _read_text(path, settings, ",")
-
-
-@_reads(".tsv")
-def _read_tsv(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return _read_text(path, settings, "\t")
-
-
-@_reads(".jsonl", ".ndjson")
 def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     file, reading = _text_file(path, settings)
     table, numbers = read_json_lines(file)
     return table, Provenance(row_numbers=numbers, reading=reading)
 
 
-@_reads(".parquet", has_nulls=True)
-def _read_parquet(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return mark_index(read_parquet(path)), Provenance()
-
-
-@_reads(".mat", ".npz", has_nulls=True)
-def _read_arrays(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return read_array_file(path)
-
-
-@_reads(".xlsx", sheet_names=_sheets_of_excel)
-def _read_excel(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return _read_sheet(path, settings, _cells, check_formulas=True)
-
-
-@_reads(".ods", sheet_names=_sheets_of_open_document)
-def _read_open_document(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    return _read_sheet(path, settings, _cells_of_open_document)
+READERS: dict[str, TableReader] = {  # by ending, as `table_suffix` returns it; listed in this order
+    ".csv": TableReader(partial(_read_text, usual_delimiter=",")),
+    ".tsv": TableReader(partial(_read_text, usual_delimiter="\t")),
+    **dict.fromkeys((".jsonl", ".ndjson"), TableReader(_read_json_lines)),
+    ".parquet": TableReader(
+        lambda path, _: (mark_index(read_parquet(path)), Provenance()), has_nulls=True
+    ),
+    **dict.fromkeys(
+        (".mat", ".npz"), TableReader(lambda path, _: read_array_file(path), has_nulls=True)
+    ),
+    ".xlsx": TableReader(partial(_read_sheet, read=_cells, check_formulas=True), _sheets_of_excel),
+    ".ods": TableReader(
+        partial(_read_sheet, read=_cells_of_open_document),
+        lambda path: [sheet.name for sheet in read_sheets(path)],
+    ),
+}

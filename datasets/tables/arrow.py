@@ -28,6 +28,11 @@ OPENING, CLOSING = b"[{", b"]}"
 TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
 
 
+def flat(column: ArrowColumn) -> pa.Array:
+    """Return a column in one piece."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
 def row_numbers(has_value: np.ndarray) -> pa.Array:
     """Return the numbers of the rows, null where a row has no value."""
     return pa.array(np.arange(len(has_value)), mask=~has_value)

@@ -5,41 +5,20 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fusionzoo.errors import FusionZooError, explained
 
-from ..media.decode import media_value
+from ..media.decode import MediaCells
 from .arrow import plain_column, row_numbers
 from .provenance import MEDIA, SPLIT_RULE, Loaded
 
 LIBRARY = "datasets"
 BATCH = 1000  # rows looked at together, to see which have a value
-
-
-class StreamedRows(NamedTuple):
-    """The rows of streaming data sets."""
-
-    rows: list[Any]
-    source: str
-    metadata: dict[bytes, bytes] | None  # Arrow's schema metadata, which describes the features
-    split_rule: str
-
-
-class HuggingFaceCells:
-    """Undecoded values of a column of images or clips, read on access."""
-
-    def __init__(self, dataset: Any, name: str) -> None:
-        self.dataset, self.name = dataset, name
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, row: int) -> Any:
-        return media_value(self.dataset[row][self.name], None)
 
 
 def is_hugging_face(data: Any) -> bool:
@@ -57,9 +36,12 @@ def is_stream(data: Any) -> bool:
 
 
 def read_hugging_face(
-    data: Any, read_stream: Callable[[Any, str], list[Any]]
-) -> Loaded | StreamedRows:
-    """Read a data set whose media stay undecoded; `read_stream` reads the rows of a stream."""
+    data: Any,
+    read_stream: Callable[[Any, str], list[Any]],
+    read_rows: Callable[[list[Any], str], Loaded],
+) -> Loaded:
+    """Read a data set whose media stay undecoded; `read_stream` returns the rows of a stream, of
+    which `read_rows` makes a table."""
     source = f"the {type(data).__name__}"
     parts: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"": data}
     if not parts:
@@ -70,7 +52,9 @@ def read_hugging_face(
         for split, part in parts.items():
             extra = {"split": split} if rule else {}
             rows += [{**row, **extra} for row in read_stream(undecoded_stream(part), source)]
-        return StreamedRows(rows, source, _metadata(next(iter(parts.values()))), rule)
+        loaded = read_rows(rows, source)
+        table = loaded.table.replace_schema_metadata(_metadata(next(iter(parts.values()))))
+        return replace(loaded, table=table, split_rule=rule)
     dataset = next(iter(parts.values()))
     if rule:
         dataset = _concatenate(parts, source)
@@ -104,7 +88,7 @@ def _read(dataset: Any, source: str) -> Loaded:
     for name in media:
         column = dataset.with_format(None).select_columns([name])
         column = column.cast_column(name, _undecoded(dataset.features[name]))
-        memory[name] = HuggingFaceCells(column, name)
+        memory[name] = MediaCells(column, name)
         columns[name] = row_numbers(_present(column, name))
     table = pa.table({name: columns[name] for name in dataset.column_names if name in columns})
     table = table.replace_schema_metadata(_metadata(dataset))

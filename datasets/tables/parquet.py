@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 
 from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.files import read_json_object
 
 from ..media.budgets import BUDGETS, check_expansion
 from .arrow import check_unicode, plain_column
@@ -172,7 +172,7 @@ def read_saved_folder(path: Path) -> Loaded:
     """Open the files of all splits; the names of the splits are those of the `DatasetDict`."""
     if not (path / SPLITS).is_file():
         return Loaded(table=_read_split(path, path), source=str(path), root=path)
-    splits = _read_json(path / SPLITS).get("splits")
+    splits = read_json_object(path / SPLITS).get("splits")
     if not isinstance(splits, list) or not splits or not all(map(_is_name, splits)):
         raise FusionZooError(f"{path / SPLITS} does not list the splits")
     parts = [_read_split(path, path / split) for split in splits]
@@ -182,7 +182,7 @@ def read_saved_folder(path: Path) -> Loaded:
 
 def _read_split(root: Path, folder: Path) -> pa.Table:
     """Return the rows of one data set."""
-    state = _read_json(folder / STATE)
+    state = read_json_object(folder / STATE)
     files = state.get("_data_files")
     entries = files if isinstance(files, list) else []
     names = [entry.get("filename") if isinstance(entry, dict) else "" for entry in entries]
@@ -246,11 +246,3 @@ def _follow(data: bytes, position: int) -> int:
 def _is_name(name: Any) -> bool:
     """Return whether a name is that of a file or folder, without folders before it."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    with explained(f"{file} cannot be read", OSError, ValueError, RecursionError):
-        content = json.loads(file.read_text("utf-8"))
-    if not isinstance(content, dict):
-        raise FusionZooError(f"{file} is no object of JSON")
-    return content

@@ -14,21 +14,16 @@ from numpy.typing import NDArray
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import kind_of, label_word, words
 
-from .arrow import ArrowColumn
+from .arrow import ArrowColumn, flat
 
 SPLITS = ("train", "val", "test")
 SHARES = (0.70, 0.15, 0.15)  # of data sets without a split column
 BATCH = 1 << 16  # keys that are hashed at a time
 MAX_NAMED = 3  # moved samples or groups that the data summary names
 USUAL_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 
 
@@ -143,7 +138,7 @@ def make_splits(
     ['test', 'train', 'val', 'train']
     """
     check_shares(shares)
-    key_of_row, names = np.arange(len(keys)), _flat(keys)
+    key_of_row, names = np.arange(len(keys)), flat(keys)
     if not unique:
         encoded = names.dictionary_encode()
         key_of_row, names = encoded.indices.to_numpy(), encoded.dictionary
@@ -197,7 +192,7 @@ def random_splits(keys: ArrowColumn, shares: Sequence[float], seed: int) -> pa.A
     ['train', 'train', 'train', 'test', 'test']
     """
     check_shares(shares)
-    encoded = _flat(keys).dictionary_encode()
+    encoded = flat(keys).dictionary_encode()
     order = np.random.RandomState(seed).permutation(len(encoded.dictionary))
     bounds = np.cumsum(shares)[:-1] / sum(shares) * len(order)
     split_of_key = np.empty(len(order), np.int64)
@@ -219,7 +214,7 @@ def splits_by_time(
     ['val', 'train', 'val', 'test']
     """
     check_shares(shares)
-    codes = _flat(keys).dictionary_encode().indices.to_numpy()
+    codes = flat(keys).dictionary_encode().indices.to_numpy()
     last = np.full(int(codes.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(last, codes, times)
     moments, moment_of = np.unique(last[codes], return_inverse=True)
@@ -231,7 +226,7 @@ def splits_by_time(
 
 def one_spelling(column: ArrowColumn) -> ArrowColumn:
     """Return a column of classes in the spelling of all formats: `1.0` is 1, `True` is true."""
-    encoded = _flat(column).dictionary_encode()
+    encoded = flat(column).dictionary_encode()
     known = encoded.dictionary.to_pylist()
     spelled = [label_word(cell) for cell in known]
     return column if spelled == known else pa.array(spelled, pa.string()).take(encoded.indices)
@@ -250,7 +245,7 @@ def class_columns(
     ]
     for name in columns:
         if standard.get(name) == "multilabel":
-            encoded = _flat(columns[name]).dictionary_encode()
+            encoded = flat(columns[name]).dictionary_encode()
             lists = [words(cell) for cell in encoded.dictionary.to_pylist()]
             labels.append(pa.array(lists, pa.list_(pa.string())).take(encoded.indices))
     return labels
@@ -347,7 +342,7 @@ def _stratified(
 
 def _classes(column: ArrowColumn) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.Array]:
     """Return the rows and class numbers of the labels in a column, and the classes' names."""
-    column = _flat(column)
+    column = flat(column)
     rows = np.arange(len(column))
     if pa.types.is_list(column.type):
         rows, column = pc.list_parent_indices(column).to_numpy(), pc.list_flatten(column)
@@ -355,11 +350,6 @@ def _classes(column: ArrowColumn) -> tuple[NDArray[np.int64], NDArray[np.int64],
     encoded = column.drop_null().dictionary_encode()
     codes = encoded.indices.to_numpy()
     return rows[valid].astype(np.int64), codes.astype(np.int64), encoded.dictionary
-
-
-def _flat(column: ArrowColumn) -> pa.Array:
-    """Return a column as one array."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _split_numbers(fractions: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.int64]:
@@ -387,8 +377,7 @@ def usual_splits(splits: ArrowColumn) -> tuple[ArrowColumn, dict[str, str]]:
     >>> usual_splits(pa.array(["Train", "dev", "extra"]))[1]
     {'Train': 'train', 'dev': 'val'}
     """
-    whole = splits.combine_chunks() if isinstance(splits, pa.ChunkedArray) else splits
-    encoded = whole.dictionary_encode()
+    encoded = flat(splits).dictionary_encode()
     names = encoded.dictionary.to_pylist()
     present = {USUAL_NAMES.get(name.lower()) for name in names if name.lower() != "dev"}
     renamed = {}

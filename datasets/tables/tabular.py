@@ -15,7 +15,7 @@ from fusionzoo.cells import EPOCH, category_of, date_of, fold, is_number, read_c
 from fusionzoo.errors import FusionZooError
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
-from .arrow import ArrowColumn
+from .arrow import ArrowColumn, flat
 from .table import Samples
 
 MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
@@ -45,8 +45,7 @@ def join_cells(
 
 def _clean(name: str, column: ArrowColumn, forced: bool) -> pa.Array:
     """Return a column's cells: text without spaces around it, null for an empty one and for NaN."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = flat(column)
     if pa.types.is_dictionary(column.type):
         column, forced = column.cast(column.type.value_type), True
     if pa.types.is_boolean(column.type) or (forced and _is(column, NUMERIC)):

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, did_you_mean, explained
 
 MAX_VALUES = 100_000  # in a document, with its aliases replaced by what they refer to
 Tree = dict[str, Any]
@@ -230,12 +230,10 @@ def read_yaml(path: Path) -> Tree:
     """Read settings from a YAML file."""
     if not path.is_file():
         raise FusionZooError(f"no configuration file {path}")
-    try:
+    with explained(f"{path} cannot be read", OSError, ValueError):
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,}")
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from None
     tree = _load_yaml(text, f"{path} is not YAML", str(path)) or {}
     if not isinstance(tree, dict):
         raise FusionZooError(f"{path} must hold a mapping of settings")
@@ -276,15 +274,12 @@ def _load_yaml(text: str, problem: str, source: str) -> Any:
     """Read YAML; duplicate keys and multiplying aliases are errors."""
     import yaml
 
-    try:
+    with (  # ValueError: dates such as 2001-99-99
+        explained(problem, yaml.YAMLError, ValueError),
+        explained(f"{problem}: it is nested too deeply", RecursionError),
+    ):
         _count_values(yaml.compose(text, yaml.SafeLoader), source, {}, set())
         return yaml.load(text, yaml_loader())
-    except FusionZooError:
-        raise
-    except RecursionError:
-        raise FusionZooError(f"{problem}: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: dates such as 2001-99-99
-        raise FusionZooError(f"{problem}: {one_line(error)}") from None
 
 
 @cache

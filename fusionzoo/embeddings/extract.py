@@ -39,6 +39,7 @@ FORMAT = 1  # of the parts; raised when the same settings give other data
 Dtype = Literal["float32", "float16", "int8"]
 TYPES = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 LABELS = ("id", "split", "target")  # text columns that are copied from the data set
+_Computed = tuple[Tensor, Tensor, dict[str, Tensor]]  # positions (B,), present (B, M), (B, D) each
 READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
 
 
@@ -91,15 +92,6 @@ class ExtractionPlan:
     def _part_lengths(self, part: int) -> Tensor:
         rows = self.rows(part)
         return self.lengths[rows.start : rows.stop]
-
-
-def share_of(parts: Sequence[int], rank: int, size: int) -> list[int]:
-    """Return the parts of one process.
-
-    >>> share_of([3, 4, 7, 9, 10], 1, 2)
-    [4, 9]
-    """
-    return list(parts[rank::size])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +210,7 @@ class InPieces:
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         before = self.rows
-        while True:
-            columns = self._try(batch)
-            if columns is not None:
-                break
+        while (columns := self._try(batch)) is None:
             rows = min(self.rows or len(batch.ids), len(batch.ids))
             if rows == 1:
                 raise FusionZooError(
@@ -442,16 +431,17 @@ def extract(
     rows, note = parts.most_rows, parts.note_most_rows
     in_pieces = InPieces(job.model, job.wanted, rows, say=say, changed=note)
     with evaluating(job.model), WritingThread(parts) as writing:
-        collected = _Collected()
+        collected: list[_Computed] = []
         for planned, batch in _batches(job, numbers, say):
             if batch.ids:  # none where the data set skips all of them
                 columns = in_pieces(batch.to(job.model.device))
-                collected.add(_positions(job.dataset, planned.rows, batch), batch.present, columns)
+                positions = _positions(job.dataset, planned.rows, batch)
+                collected.append((positions, batch.present.cpu(), columns))
             advance(len(planned.rows))
             if planned.is_last:
                 of_part = job.plan.rows(planned.part)
-                writing.add(planned.part, partial(_table, job, of_part, *collected.take()))
-                collected = _Collected()
+                writing.add(planned.part, partial(_table, job, of_part, *_joined(collected)))
+                collected = []
 
 
 def _batches(
@@ -477,26 +467,13 @@ def _positions(dataset: PairedDataset, rows: Tensor, batch: Batch) -> Tensor:
     return torch.tensor([position[sample_id] for sample_id in batch.ids])
 
 
-class _Collected:
-    """The batches of a part, on the device until it is complete: copying would wait for it."""
-
-    def __init__(self) -> None:
-        self.positions: list[Tensor] = []
-        self.present: list[Tensor] = []
-        self.columns: dict[str, list[Tensor]] = {}
-
-    def add(self, positions: Tensor, present: Tensor, columns: dict[str, Tensor]) -> None:
-        self.positions.append(positions)
-        self.present.append(present.cpu())
-        for name, values in columns.items():
-            self.columns.setdefault(name, []).append(values)
-
-    def take(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return positions (B,), presence (B, M) and columns (B, D) on the CPU."""
-        if not self.positions:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.bool), {}
-        columns = {name: torch.cat(values).cpu() for name, values in self.columns.items()}
-        return torch.cat(self.positions), torch.cat(self.present), columns
+def _joined(batches: Sequence[_Computed]) -> _Computed:
+    """Join the batches of a part; columns are on the device until then: copying would wait."""
+    if not batches:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.bool), {}
+    positions, present, columns = zip(*batches, strict=True)
+    joined = {name: torch.cat([x[name] for x in columns]).cpu() for name in columns[0]}
+    return torch.cat(positions), torch.cat(present), joined
 
 
 def _table(

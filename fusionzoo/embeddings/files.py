@@ -6,14 +6,14 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.files import replacing
 from fusionzoo.registry import Entry, Registry
 
@@ -398,31 +398,16 @@ def read_embeddings(path: str | os.PathLike[str], column: str = "fused") -> Embe
     into memory; of a Parquet file the matrix is a read-only view of what Arrow decoded.
     Rows of which nothing could be read are NaN, for which a copy is made; int8 becomes float32.
     """
-    with _opened(path) as file:
-        columns = vector_columns(file.schema)
-        if column not in columns:
-            raise FusionZooError(
-                f"{path} has no vectors {column!r}.{did_you_mean(column, columns)} It has:"
-                f" {', '.join(columns)}"
-            )
+    with explained(f"{path} cannot be read", OSError, ValueError):
+        file = open_embedding_file(Path(path))
+        check_known(column, vector_columns(file.schema), f"{path} has no vectors {column!r}")
         return Embeddings(file.read(["id"])["id"].to_pylist(), file.matrix(column))
-
-
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[EmbeddingFile]:
-    """Open a file for a block; an error that it cannot be read is a line."""
-    try:
-        yield open_embedding_file(Path(path))
-    except FusionZooError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FusionZooError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a file of embeddings says of itself: model, data, versions, vectors, ..."""
-    with _opened(path) as file:
-        about = (file.schema.metadata or {}).get(b"fusionzoo")
+    with explained(f"{path} cannot be read", OSError, ValueError):
+        about = (open_embedding_file(Path(path)).schema.metadata or {}).get(b"fusionzoo")
     if about is None:
         raise FusionZooError(f"{path} was not written by `fusionzoo embed`")
     return dict(json.loads(about))

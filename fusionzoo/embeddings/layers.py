@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.image import channels_last
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.model import FusionModel
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, masked_mean
 
@@ -44,11 +44,8 @@ def check_layers(model: FusionModel, layers: Layers) -> None:
     """Raise an error that names a modality or a layer that a model has not."""
     encoders = dict(model.named_encoders())
     for modality, name in layers:
-        if modality not in encoders:
-            raise FusionZooError(
-                f"--layer {modality}={name}: the model has no modality {modality!r}."
-                f"{did_you_mean(modality, encoders)} It has: {', '.join(encoders)}."
-            )
+        problem = f"--layer {modality}={name}: the model has no modality {modality!r}"
+        check_known(modality, encoders, problem)
         names = layer_names(encoders[modality])
         if name not in names:
             raise FusionZooError(
@@ -123,23 +120,18 @@ class LayerReader:
             x = x.flatten(1, 2) if channels_last(network) else x.flatten(2).transpose(1, 2)
         elif x is not None and x.ndim == 3 and self.encoder.kind in WITHOUT_PADDING:
             x = x[:, getattr(network, "num_prefix_tokens", 0) :]
-        if x is None or x.ndim not in (2, 3) or len(x) != len(mask):
+        is_padded = x is not None and x.ndim == 3 and self.encoder.kind not in WITHOUT_PADDING
+        expected = mask.shape if is_padded else mask.shape[:1]
+        if x is None or x.ndim not in (2, 3) or x.shape[: len(expected)] != expected:
             returned = "no tensor" if x is None else f"a tensor {tuple(x.shape)}"
             raise FusionZooError(
-                f"--layer {self.modality}={self.layer}: the layer returns {returned}, in which no"
-                f" position of {len(mask)} samples can be told; choose another layer"
+                f"--layer {self.modality}={self.layer}: the layer returns {returned}, in which the"
+                f" positions of {len(mask)} samples of {mask.shape[1]} tokens cannot be told;"
+                " choose another layer"
             )
         if x.ndim == 2:
             return x.float()
-        if self.encoder.kind in WITHOUT_PADDING:
-            return x.float().mean(1)
-        if x.shape[1] != mask.shape[1]:
-            raise FusionZooError(
-                f"--layer {self.modality}={self.layer}: the layer has {x.shape[1]} positions and"
-                f" the encoder {mask.shape[1]} tokens, so padding cannot be told from content;"
-                " choose a layer with as many"
-            )
-        return masked_mean(x.float(), mask)
+        return masked_mean(x.float(), mask) if is_padded else x.float().mean(1)
 
     def vectors(self, batch: Batch, present: Tensor) -> Tensor:
         """Return a vector per sample of the batch that was encoded: (B, D), zeros where absent."""

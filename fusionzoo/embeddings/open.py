@@ -13,7 +13,7 @@ from fusionzoo.distributed import World
 from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.inference import open_for_model, warn_of_strange
+from fusionzoo.inference import open_for_model, rows_to_read
 from fusionzoo.inputs.command import complete_data
 from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
@@ -134,15 +134,5 @@ def open_model_and_data(
         model = compose(dataset, cfg.encoders, cfg.fusion)
     else:
         dataset, settings = open_for_model(cfg, model, dataset, targets)
-    read = [name for name in dataset.modalities if name in model.modalities]
-    if not read:
-        raise FusionZooError(
-            f"the model reads {', '.join(model.modalities)};"
-            f" the data has {', '.join(dataset.modalities)}"
-        )
-    rows = dataset if cfg.split == "all" else dataset.split(cfg.split)
-    if world.main:
-        warn_of_strange(model, rows)
-    if len(read) < len(dataset.modalities):
-        rows = rows.only(read)  # the others need not be decoded
+    rows = rows_to_read(model, dataset, cfg.split, warn=world.main)
     return model.to(world.device), rows, settings

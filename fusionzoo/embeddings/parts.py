@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import locked, replacing, write_json
 from fusionzoo.inputs.identity import changes
 
@@ -112,12 +112,9 @@ class PartsFolder:
 
     def read(self, part: int) -> pa.Table:
         """Map a part into memory."""
-        try:
+        advice = "is damaged: remove it and start again"
+        with explained(f"{self.path(part)} {advice}", OSError, pa.ArrowException):
             return pa.ipc.open_file(pa.memory_map(str(self.path(part)))).read_all()
-        except (OSError, pa.ArrowException) as error:
-            raise FusionZooError(
-                f"{self.path(part)} is damaged ({one_line(error)}): remove it and start again"
-            ) from error
 
     def remove(self) -> None:
         """Remove the parts, once the file is complete; the folder goes with its lock."""

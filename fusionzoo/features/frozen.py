@@ -20,7 +20,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import CachedParts, feature_cache, load_features
 from fusionzoo.features.encode import Compute, NotCacheable, StoredFeatures, describe, encode
 from fusionzoo.fusion import fusion_info
-from fusionzoo.model import FusionModel
+from fusionzoo.model import FusionModel, hide_absent
 from fusionzoo.structures import Features
 
 HEARTBEAT = 10.0  # seconds between two signs of life of a process that the others wait for
@@ -95,13 +95,7 @@ class StoredModality:
         # The first present sample stands in for absent ones, which adds no padding.
         stand_in = positions[present][0]
         features = self.stored.take(positions.where(present, stand_in), self.with_tokens)
-        if present.all():
-            return features
-        return Features(
-            features.tokens.masked_fill(~present[:, None, None], 0),
-            features.mask & present[:, None],
-            features.pooled.masked_fill(~present[:, None], 0),
-        )
+        return features if present.all() else hide_absent(features, present)
 
 
 class FrozenFeatures(NamedTuple):

@@ -30,7 +30,7 @@ from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.tables.arrow import is_list_of_text
 from fusionzoo.datasets.tables.provenance import FUSIONZOO, Loaded
 from fusionzoo.datasets.tables.table import NOT_FILES, word_list
-from fusionzoo.errors import FusionZooError, keyword_errors
+from fusionzoo.errors import FusionZooError, explained, keyword_errors
 from fusionzoo.files import cache_root, make_cache_folder, replacing
 from fusionzoo.structures import KINDS
 
@@ -298,10 +298,8 @@ def _with_absolute_paths(settings: Mapping[str, Any]) -> tuple[pa.Table, dict[st
     """Return the table `settings["root"]` with absolute paths, and the settings that allow them."""
     settings = dict(settings)
     base = os.path.abspath(settings.pop("base", ""))
-    try:
+    with explained("the table cannot be stored", pa.ArrowException, TypeError):
         table = pa.table(settings["root"])
-    except (pa.ArrowException, TypeError) as error:
-        raise FusionZooError(f"the table cannot be stored: {error}") from error
     metadata = table.schema.metadata or {}
     declared = {key: metadata[key] for key in (FUSIONZOO, HUGGING_FACE) if key in metadata}
     table = _absolute_structs(table.replace_schema_metadata(declared or None), base)

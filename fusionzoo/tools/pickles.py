@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +16,15 @@ import pyarrow.parquet as pq
 from fusionzoo.cells import read_cell
 from fusionzoo.datasets.sources.pickle_files import Array, plain, read_pickle
 from fusionzoo.datasets.tables.provenance import with_kinds
-from fusionzoo.datasets.tables.splits import SPLITS
-from fusionzoo.errors import FusionZooError
+from fusionzoo.datasets.tables.splits import SPLITS, USUAL_NAMES
+from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.files import replacing_folder
 
-SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 ID_KEYS = ("id", "ids", "ID")
 TOKENS = {"text_bert": "token ids of BERT, no features"}
 EXPECTED = "{'train': {'id': [...], 'audio': array (N, T, D), 'labels': array (N,), ...}, ...}"
 TARGETS = ("annotations", "classification_labels", "labels", "label", "regression_labels")
 NonFinite = Literal["raise", "zero"]
-SPLIT_NAMES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def _by_key(samples: Sequence[Any], path: Path) -> dict[str, Any]:
 
 def _splits(data: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
     """Return the splits under our names; a single "" if there are none."""
-    names = {key: SPLIT_NAMES.get(key.lower()) for key in data}
+    names = {key: USUAL_NAMES.get(key.lower()) for key in data}
     if not any(isinstance(data[key], dict) for key, name in names.items() if name):
         return {"": dict(data)}
     splits = {
@@ -213,25 +211,10 @@ def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -
 
     Features that are not finite are an error or, with `nonfinite="zero"`, become zeros.
     """
-    return write_folder(out, lambda folder: _write(source, folder, nonfinite))
-
-
-def write_folder(out: Path, write: Callable[[Path], list[str]]) -> Converted:
-    """Write a manifest and its arrays to an empty folder, which is there whole or not at all."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
-    partial = out.resolve().with_name(f"{out.resolve().name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        notes = write(partial)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        raise FusionZooError(f"{out} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with explained(f"{out} cannot be written", OSError), replacing_folder(out) as folder:
+        notes = _write(source, folder, nonfinite)
     return Converted(out / "manifest.parquet", notes)
 
 

@@ -513,7 +513,7 @@ def test_a_data_set_on_disk_is_opened_without_its_library(tmp_path: Path) -> Non
     ("file", "content", "says"),
     [
         ("state.json", '{"_data_files": [{"filename": "../data.arrow"}]}', "names no file of data"),
-        ("state.json", "[]", "is no object of JSON"),
+        ("state.json", "[]", "must hold a JSON object"),
         ("dataset_dict.json", '{"splits": [".."]}', "does not list the splits"),
         ("dataset_dict.json", '{"splits": ["train"]}', "train/state.json cannot be read"),
         ("data.arrow", None, "data.arrow does not exist"),

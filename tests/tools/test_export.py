@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +22,10 @@ from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
-from fusionzoo.graphs import open_session, run_session
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.model_folder import write_digests
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
-from fusionzoo.tools.export import export as tool
-from fusionzoo.tools.export import int8
 from fusionzoo.tools.export.export import Exported, export
 from fusionzoo.tools.export.folder import EXAMPLE, example
 from fusionzoo.tools.export.graph import layout_of
@@ -162,7 +158,6 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
         assert names & TEMPLATE_NAMES <= known, kind
         assert functions - {kind, "classification", "answer"} <= names
         assert len(source.splitlines()) <= (170 if kind == "tabular" else 90)
-        assert ('by["fit"] == "pad"' in source) is False
         assert ("import math" in source) is (kind in ("wave", "image"))
 
 
@@ -182,7 +177,7 @@ def test_a_path_a_model_and_the_command_write_the_same(
 def test_a_model_in_training_mode_is_exported_as_it_answers(tmp_path: Path) -> None:
     model = small_model().train()
     written = fz.export(model, tmp_path / "out")
-    assert model.training and written.int8 is None
+    assert model.training
     assert_same_answers(model.eval(), fz.load(written.folder, runtime="onnx"), SAMPLES)
 
 
@@ -260,7 +255,7 @@ def test_in_parts_an_absent_modality_is_not_encoded(
 
 
 @pytest.mark.parametrize(
-    "options", [{"format": "torch-export", "split": True}, {"split": True, "int8": True}]
+    "options", [{"format": "torch-export", "split": True}, {"split": True, "web": "page"}]
 )
 def test_options_that_do_not_go_together_are_one_clear_error(
     model: FusionModel, tmp_path: Path, options: dict[str, object]
@@ -360,135 +355,6 @@ def test_predict_writes_the_same_table_from_an_exported_folder(
     assert first.column_names == second.column_names
     assert first["label"] == second["label"]
     assert first["p_a"].to_pylist() == pytest.approx(second["p_a"].to_pylist(), abs=1e-5)
-
-
-def graph_with(weight: np.ndarray, *operations: tuple[str, dict[str, int]]) -> Any:
-    """Return an ONNX graph in which nodes `n0`, `n1`, ... read x and the same weight."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    nodes, outputs = [], []
-    for number, (name, settings) in enumerate(operations):
-        order = ["weight", "x"] if name == "Gather" else ["x", "weight"]
-        nodes.append(helper.make_node(name, order, [f"y{number}"], name=f"n{number}", **settings))
-        outputs.append(helper.make_tensor_value_info(f"y{number}", TensorProto.FLOAT, None))
-    kind = TensorProto.INT64 if operations[0][0] == "Gather" else TensorProto.FLOAT
-    inputs = [helper.make_tensor_value_info("x", kind, None)]
-    return helper.make_graph(
-        nodes, "graph", inputs, outputs, [numpy_helper.from_array(weight, "weight")]
-    )
-
-
-def answers_of_graph(graph: Any, x: np.ndarray) -> np.ndarray:
-    from onnx import helper
-
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    (answer,) = run_session(open_session(model.SerializeToString()), {"x": torch.from_numpy(x)})
-    return answer.numpy()
-
-
-@pytest.mark.parametrize(
-    ("operation", "settings", "shape", "inputs", "channels"),
-    [
-        ("Conv", {}, (3, 5, 2), (1, 5, 2), 0),
-        ("MatMul", {}, (6, 3), (1, 6), 1),
-        ("Gemm", {}, (6, 3), (1, 6), 1),
-        ("Gemm", {"transB": 1}, (3, 6), (1, 6), 0),
-    ],
-)
-def test_weights_of_one_byte_are_half_a_step_off(
-    operation: str,
-    settings: dict[str, int],
-    shape: tuple[int, ...],
-    inputs: tuple[int, ...],
-    channels: int,
-) -> None:
-    weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    np.moveaxis(weight, channels, 0)[1] = 0  # a dead channel
-    np.moveaxis(weight, channels, 0)[2] *= 100  # its step is no other's
-    graph, x = graph_with(weight, (operation, settings)), np.ones(inputs, np.float32)
-    exact = answers_of_graph(graph, x).flatten()
-    int8.store_weights(graph, [])
-    stored = {w.name: w.data_type for w in graph.initializer}
-    assert stored == {"weight_int8": 3, "weight_scale": 1}  # INT8, FLOAT
-    off = np.abs(answers_of_graph(graph, x).flatten() - exact)
-    others = tuple(axis for axis in range(len(shape)) if axis != channels)
-    step = np.abs(weight).max(axis=others) / 127
-    assert off.max() > 0 and off[1] == 0
-    assert (off <= x.size * step / 2 + 1e-4).all()
-
-
-def test_a_table_of_one_byte_has_a_step_for_each_row() -> None:
-    table = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32) * [[1], [100], [1], [9]]
-    graph, rows = graph_with(table.astype(np.float32), ("Gather", {})), np.array([1, 2])
-    int8.store_weights(graph, [])
-    off = np.abs(answers_of_graph(graph, rows) - table[rows])
-    assert (off <= np.abs(table[rows]).max(1, keepdims=True) / 254 + 1e-4).all()
-
-
-@pytest.mark.parametrize(
-    ("weight", "operations", "exact"),
-    [
-        (np.ones((3, 6), np.float32), [("MatMul", {})], ["n0"]),
-        (np.ones((6, 6), np.float32), [("MatMul", {}), ("Add", {})], []),  # one reads no weight
-        (np.ones((6, 6), np.float32), [("MatMul", {}), ("Gemm", {"transB": 1})], []),
-        (np.ones((3, 3, 2, 2), np.float32), [("Conv", {})], []),  # of pixels
-        (np.ones((3, 6), np.float64), [("MatMul", {})], []),
-        (np.ones(6, np.float32), [("MatMul", {})], []),
-    ],
-)
-def test_weights_that_stay_as_they_are(
-    weight: np.ndarray, operations: list[tuple[str, dict[str, int]]], exact: list[str]
-) -> None:
-    graph = graph_with(weight, *operations)
-    before = graph.SerializeToString()
-    int8.store_weights(graph, exact)
-    assert graph.SerializeToString() == before
-
-
-@pytest.mark.slow
-def test_int8_keeps_the_last_layers_exact_and_reports_its_cost(
-    model: FusionModel, tmp_path: Path
-) -> None:
-    out = export(model, tmp_path / "out", labelled(40), int8=True)
-    assert out.int8 is not None
-    assert out.int8.same["mean"] >= int8.SAME
-    stored = json.loads((out.folder / "int8.json").read_text())
-    assert stored["same"]["low"] <= stored["same"]["mean"] <= stored["same"]["high"]
-    assert set(stored["accuracy"]["difference"]) == {"mean", "low", "high"}
-    answers = OnnxModel(out.folder, int8=True).predict(SAMPLES)
-    expected = model.predict(SAMPLES)
-    for answer, wanted in zip(answers, expected, strict=True):
-        assert answer.probabilities == pytest.approx(wanted.probabilities, abs=0.02)
-
-
-@pytest.mark.slow
-def test_int8_that_changes_answers_is_refused(
-    model: FusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damage(source: Path, target: Path) -> None:
-        other = small_model()
-        torch.nn.init.normal_(other.fusion.head.weight, std=9.0)  # type: ignore[arg-type, union-attr]
-        wrong = export(other, tmp_path / "wrong")
-        target.write_bytes((wrong.folder / "model.onnx").read_bytes())
-
-    monkeypatch.setattr(tool, "quantise", damage)
-    with pytest.raises(FusionZooError, match=r"int8 keeps .* at least 97% are needed"):
-        export(model, tmp_path / "out", labelled(40), int8=True)
-    assert not (tmp_path / "out").exists()
-
-
-def labelled(rows: int) -> fz.PairedDataset:
-    draw = np.random.default_rng(0)
-    table = pa.table(
-        {
-            "id": [str(row) for row in range(rows)],
-            "split": ["val"] * rows,
-            "target": ["abc"[row % 3] for row in range(rows)],
-            "vector": pa.array(range(rows)),
-        }
-    )
-    vectors = torch.from_numpy(draw.standard_normal((rows, 6)).astype(np.float32))
-    return fz.PairedDataset(table, {"vector": "vector"}, memory={"vector": vectors}, source="rows")
 
 
 # ---- raw samples in an environment that holds neither torch nor fusionzoo

@@ -121,7 +121,7 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"split": True}, "int8= and web= are of a whole model"),
+        ({"split": True}, "web= is of a whole model"),
         ({"format": "torch-export"}, "web= are of ONNX models"),
         ({}, "exists and is not empty: choose another web="),
     ],

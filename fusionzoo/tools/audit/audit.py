@@ -164,13 +164,11 @@ def _check(cfg: CheckConfig) -> int:
 
 def print_report(report: AuditReport) -> None:
     """Print the findings as a table, and whether the data is fit."""
-    from .page import NAMES
-
     dataset = report.scan.dataset
     rows = [
         (
             finding.severity,
-            NAMES.get(finding.check, finding.check),
+            finding.title,
             finding.modality,
             f"{len(finding.rows):,}" if finding.rows else "",
             f"{finding.message}. {finding.advice[:1].upper()}{finding.advice[1:]}",

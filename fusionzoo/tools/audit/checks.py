@@ -384,20 +384,18 @@ def label_in_text(scan: ScannedData) -> Iterator[Finding]:
     """Texts that name their class, and words that stand for a class; in the training split."""
     if len(scan.classes) < 2:
         return
-    for values in scan.values.values():
-        if values.kind == "text" and len(values.rows):
-            chosen = scan.splits[values.rows] == "train"
-            chosen &= np.array([scan.labels[row] is not None for row in values.rows])
-            rows = values.rows[chosen]
-            texts = [normalised(values.texts[x]) for x in np.flatnonzero(chosen)]
-            labels = [str(x) for x in scan.labels[rows]]
-            named = _named_classes(texts, labels, scan.classes)
-            if named:
-                yield _giveaway(values, rows, texts, labels, "class_name_in_text", named)
-            rules = _one_word_rules(texts, labels)
-            rules = {name: rule for name, rule in rules.items() if name not in named}
-            if rules:
-                yield _giveaway(values, rows, texts, labels, "one_word_rule", rules)
+    for values in _of_kind(scan, "text"):
+        chosen = scan.splits[values.rows] == "train"
+        chosen &= np.array([scan.labels[row] is not None for row in values.rows])
+        rows = values.rows[chosen]
+        texts = [normalised(values.texts[x]) for x in np.flatnonzero(chosen)]
+        labels = [str(x) for x in scan.labels[rows]]
+        named = _named_classes(texts, labels, scan.classes)
+        rules = _one_word_rules(texts, labels)
+        rules = {name: rule for name, rule in rules.items() if name not in named}
+        for check, words in (("class_name_in_text", named), ("one_word_rule", rules)):
+            if words:
+                yield _giveaway(values, rows, texts, labels, check, words)
 
 
 def _giveaway(

@@ -15,7 +15,6 @@ from .scan import (
     TOLERATED,
     Finding,
     ScannedData,
-    Severity,
     Values,
     counted,
     normalised,
@@ -126,16 +125,17 @@ def duplicates(scan: ScannedData) -> Iterator[Finding]:
     for name, values in scan.values.items():
         groups = _across(scan, exact[name])
         reported += groups
+        noun = KINDS.get(values.kind, "values")
         if groups:
             severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
-            yield _finding(values, groups, "same_content", "error" if severe else "warning")
+            yield _finding(groups, "same_content", f"have the same {noun}", name, is_error=severe)
         known = {frozenset(group) for group in groups}
         # Copies of copies: groups of nearly the same content that hold more than exact copies.
         near = _across(scan, _groups(values, near_pairs(values)))
         groups = [group for group in near if frozenset(group) not in known]
         if groups:
-            severity: Severity = "error" if _many(scan, groups) else "warning"
-            yield _finding(values, groups, "similar_content", severity)
+            what, severe = f"have nearly the same {noun}", _many(scan, groups)
+            yield _finding(groups, "similar_content", what, name, is_error=severe)
     yield from _whole_samples(scan, reported)
 
 
@@ -160,15 +160,8 @@ def _whole_samples(scan: ScannedData, reported: list[tuple[int, ...]]) -> Iterat
     groups = _across(scan, [tuple(rows) for rows in members.values()])
     groups = [x for x in groups if not set.intersection(*(known.get(row, set()) for row in x))]
     if groups:
-        number = sum(map(len, groups))
-        yield Finding(
-            check="same_sample",
-            severity="error" if _many(scan, groups) else "warning",
-            message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} are the same"
-            " in all their modalities in several splits",
-            advice=ADVICE,
-            groups=tuple(groups),
-        )
+        what = "are the same in all their modalities"
+        yield _finding(groups, "same_sample", what, is_error=_many(scan, groups))
 
 
 def _many(scan: ScannedData, groups: list[tuple[int, ...]]) -> bool:
@@ -179,17 +172,14 @@ def _many(scan: ScannedData, groups: list[tuple[int, ...]]) -> bool:
 
 
 def _finding(
-    values: Values, groups: list[tuple[int, ...]], name: str, severity: Severity
+    groups: list[tuple[int, ...]], check: str, what: str, modality: str = "", *, is_error: bool
 ) -> Finding:
-    noun = KINDS.get(values.kind, "values")
-    how = "the same" if name == "same_content" else "nearly the same"
-    number = sum(map(len, groups))
+    number = counted(sum(map(len, groups)), "sample")
     return Finding(
-        check=name,
-        severity=severity,
-        modality=values.name,
-        message=f"{counted(number, 'sample')} in {counted(len(groups), 'group')} have {how}"
-        f" {noun} in several splits",
+        check=check,
+        severity="error" if is_error else "warning",
+        modality=modality,
+        message=f"{number} in {counted(len(groups), 'group')} {what} in several splits",
         advice=ADVICE,
         groups=tuple(groups),
     )

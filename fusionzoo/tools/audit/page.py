@@ -22,34 +22,6 @@ PACKAGE = "fusionzoo.tools.audit"  # of the pages
 MAX_GROUPS = 12  # of a finding on the page
 MAX_MEMBERS = 6  # of a group
 MAX_FILES = 20  # names of files of a finding
-NAMES = {  # of findings, as titles of the page and the table
-    "duplicate_id": "duplicate ids",
-    "empty_id": "empty ids",
-    "empty_sample": "empty samples",
-    "path": "paths outside the folder",
-    "split": "rows without a split",
-    "column": "columns of one name",
-    "file": "files out of place",
-    "unreadable": "unreadable values",
-    "silent": "silent clips",
-    "blank": "blank values",
-    "near_empty_text": "nearly empty texts",
-    "encoding_damage": "encoding damage",
-    "orphan_files": "orphan files",
-    "same_content": "copies across splits",
-    "same_sample": "whole samples in several splits",
-    "similar_content": "near copies across splits",
-    "unlabelled": "no label",
-    "split_of_one": "splits of one sample",
-    "missing_split": "missing splits",
-    "absent_class": "absent classes",
-    "imbalance": "unbalanced classes",
-    "mostly_missing": "mostly missing modality",
-    "missing_by_class": "missing by class",
-    "missing_by_split": "missing by split",
-    "class_name_in_text": "text names the class",
-    "one_word_rule": "one word predicts the class",
-}
 CELL = 280  # pixels, width of a sample in a PNG
 MARGIN = 12
 FONT_SIZE = 13
@@ -86,7 +58,7 @@ def _finding(report: AuditReport, finding: Finding) -> dict[str, Any]:
     groups = [[_sample(scan, x, names, details.get(x, "")) for x in group] for group in shown]
     return {
         "finding": finding,
-        "name": NAMES.get(finding.check, finding.check),
+        "name": finding.title,
         "groups": groups,
         "more": len(finding.rows) - len({row for group in shown for row in group}),
         "files": finding.files[:MAX_FILES],

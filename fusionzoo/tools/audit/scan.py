@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol
 
@@ -313,8 +313,7 @@ def _scan_modality(
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             return f"{type(error).__name__}: {one_line(error)}"
 
-    readable: list[int] = []
-    measurements: list[Measurement] = []
+    measured: dict[int, Measurement] = {}  # by row
     errors: dict[int, str] = {}
     for start in range(0, len(rows), CHUNK):
         chunk = rows[start : start + CHUNK].tolist()
@@ -324,25 +323,21 @@ def _scan_modality(
             if isinstance(result, str):
                 errors[row] = result
             else:
-                readable.append(row)
-                measurements.append(result)
+                measured[row] = result
             advance(1)
-    return _gather(name, kind, readable, measurements, errors)
-
-
-def _gather(
-    name: str, kind: str, rows: list[int], measurements: list[Measurement], errors: dict[int, str]
-) -> Values:
-    keys = measurements[0].numbers if measurements else {}
-    prints = [x.print for x in measurements if x.print is not None]
+    values = list(measured.values())
+    prints = [x.print for x in values if x.print is not None]
     return Values(
         name=name,
         kind=kind,
-        rows=np.array(rows, np.int64),
-        digests=np.array([x.digest for x in measurements], "V16"),
-        numbers={key: np.array([x.numbers[key] for x in measurements]) for key in keys},
+        rows=np.array(list(measured), np.int64),
+        digests=np.array([x.digest for x in values], "V16"),
+        numbers={
+            key: np.array([x.numbers[key] for x in values])
+            for key in (values[0].numbers if values else ())
+        },
         prints=np.stack(prints) if prints else None,
-        texts=[x.text for x in measurements] if kind == "text" else [],
+        texts=[x.text for x in values] if kind == "text" else [],
         errors=errors,
     )
 
@@ -360,6 +355,11 @@ class Finding:
     groups: tuple[tuple[int, ...], ...] = ()
     details: Mapping[int, str] = field(default_factory=dict)  # row -> more about it
     files: tuple[str, ...] = ()  # where the fault is of files rather than samples
+
+    @property
+    def title(self) -> str:
+        """The name of the check in words."""
+        return self.check.replace("_", " ")
 
     @property
     def rows(self) -> list[int]:
@@ -406,10 +406,7 @@ class AuditReport:
             "modalities": dataset.modalities,
             "fit": self.fit,
             "findings": [self._finding_dict(finding) for finding in self.findings],
-            "facts": [
-                {"title": x.title, "header": list(x.header), "rows": [list(row) for row in x.rows]}
-                for x in self.facts
-            ],
+            "facts": [asdict(x) for x in self.facts],
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.evaluation.shapley import shapley, subsets
 from fusionzoo.model import FusionModel
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
@@ -89,21 +89,18 @@ class Question:
             raise FusionZooError("this model was trained without a target: nothing to explain")
         targets = model.answer_targets
         names = [target.name for target in targets]
-        if answer and answer not in names:
-            raise FusionZooError(
-                f"--answer {answer}: the model has no such target.{did_you_mean(answer, names)} It"
-                f" answers {', '.join(names)}"
-            )
+        if answer:
+            problem = f"--answer {answer}: the model has no such target"
+            check_known(answer, names, problem, "It answers")
         place = names.index(answer) if answer else 0
         target = targets[place]
         question = cls(target, sum(x.width for x in targets[:place]), label)
         labels = question.labels
-        if label and label not in labels:
-            known = f"It has {', '.join(labels[:20])}" if labels else "It has no classes or labels"
-            raise FusionZooError(
-                f"--label {label}: target {target.name!r} has no such class or label."
-                f"{did_you_mean(label, labels)} {known}"
-            )
+        if label and not labels:
+            raise FusionZooError(f"--label {label}: {target.name!r} has no classes or labels")
+        if label:
+            problem = f"--label {label}: target {target.name!r} has no such class or label"
+            check_known(label, labels, problem)
         if isinstance(target, OneOf) and len(target.classes) < 2:
             raise FusionZooError(f"the model knows one class, {labels[0]!r}: nothing to explain")
         return question

@@ -6,35 +6,28 @@ import copy
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from fusionzoo.config.flags import Tree
-from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
-from fusionzoo.datasets import PairedDataset
+from fusionzoo.config.load import from_settings, run_command
+from fusionzoo.config.schema import option
 from fusionzoo.errors import FusionZooError, keyword_errors
-from fusionzoo.files import replacing_folder, write_json
+from fusionzoo.files import replacing_folder
 from fusionzoo.graphs import quiet, require_onnx
-from fusionzoo.inference import data_settings_of
-from fusionzoo.inputs.data import Data, InMemory, configure, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import NAME as DIGESTS
 from fusionzoo.model_folder import write_digests
-from fusionzoo.progress import progress_bar
 from fusionzoo.structures import evaluating
 from fusionzoo.training.report import Run
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace, trace_parts
-from .int8 import SAME, Int8Cost, cost, quantise
-from .runtime import FUSION, INT8, MODEL, PREPROCESS, OnnxModel
+from .runtime import FUSION, MODEL, PREPROCESS, OnnxModel
 from .web import check_web, fetch_packages, page_template, write_page
 
 PROGRAM = "model.pt2"
@@ -56,13 +49,9 @@ class ExportConfig:
     model: str = option("", "a run folder or a model folder (required)")
     out: str = option("", "folder to write; default: `exported` beside the model")
     format: Literal["onnx", "torch-export"] = option("onnx", "of the graph")
-    int8: bool = option(False, "also a model with weights of one byte, compared on data")
     split: bool = option(False, "a graph for each encoder, and one for the fusion")
     web: str = option("", "also a static page that answers in the browser: folder to write")
     npm_packages: str = option("", "a node_modules with what the page needs; default: by npm")
-    data: Tree = option({}, "data to compare int8 on; default: what the model was validated on")
-    data_split: str = option("val", "of that data: train | val | test | all")
-    samples: Count = option(512, "samples of it at most")
     plugins: str | list[str] = option("", "files or modules with components of your own")
 
 
@@ -71,7 +60,6 @@ class Exported(NamedTuple):
 
     folder: Path
     difference: float  # from the model's answers, over max(1, the largest value)
-    int8: Int8Cost | None
 
 
 def export_command(args: Sequence[str]) -> int:
@@ -86,15 +74,13 @@ def _export_and_print(cfg: ExportConfig) -> int:
     if not cfg.model:
         raise FusionZooError("say what to export: fusionzoo export runs/a")
     model = load(cfg.model, plugins=cfg.plugins)
-    written = _export(cfg, model, None)
+    written = _export(cfg, model)
     size = sum(x.stat().st_size for x in written.folder.rglob("*") if x.is_file())
     print(f"wrote   {written.folder}, {size / 1e6:,.1f} MB")
     print(
         f"equal   to {written.difference:.1g} on every subset of modalities, at other numbers of"
         " rows and lengths"
     )
-    if written.int8 is not None:
-        _print_cost(written.int8)
     if (written.folder / "example.py").is_file():
         print(f"next    python {written.folder / 'example.py'} {_arguments(written.folder)}")
     if cfg.web:
@@ -133,52 +119,22 @@ def _cell(cell: Mapping[str, Any], column: Mapping[str, Any]) -> Any:
     )
 
 
-def _print_cost(loss: Int8Cost) -> None:
-    same = loss.same
-    print(
-        f"int8    {same['mean']:.1%} [{same['low']:.1%}, {same['high']:.1%}] the same answers on"
-        f" {loss.samples} samples, {loss.bytes['int8'] / loss.bytes['float32']:.2f} of the size"
-    )
-    if loss.accuracy is not None:
-        change = loss.accuracy["difference"]
-        print(
-            f"        accuracy {100 * change['mean']:+.1f} points"
-            f" [{100 * change['low']:+.1f}, {100 * change['high']:+.1f}]"
-        )
-
-
-def open_validation(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> PairedDataset:
-    """Open the data on which int8 is compared with the model."""
-    targets = {target.name: target.kind for target in model.targets or ()} or None
-    if isinstance(dataset, PairedDataset):
-        opened = open_dataset({}, targets, dataset)
-    else:
-        given = cfg.data if dataset is None else dataset
-        settings = data_settings_of(given, cfg.model, model.trained_on)
-        opened = open_dataset(settings.to_open, targets)
-    opened = opened if cfg.data_split == "all" else opened.split(cfg.data_split)
-    step = max(1, len(opened) // cfg.samples)
-    return opened.subset(list(range(0, len(opened), step))[: cfg.samples])
-
-
 @keyword_errors
 def export(
     model: FusionModel | Run | str | os.PathLike[str],
     out: str | os.PathLike[str] = "",
-    data: Data = None,
     **settings: Any,
 ) -> Exported:
     """Write a model for other runtimes into a folder: `export(run, "exported").folder`.
 
     The folder must be new or empty; without `out` it is `exported` beside the model. Settings are
-    those of `fusionzoo export`: `format="torch-export"`, `split`, `web`, ...; with `int8=True` also
-    a model with weights of one byte, compared on `data`, by default those of the validation. A
-    graph that differs from the model is an error, and nothing is written then.
+    those of `fusionzoo export`: `format="torch-export"`, `split`, `web`, ... A graph that differs
+    from the model is an error, and nothing is written then.
     """
     path = model.folder if isinstance(model, Run) else model
     name = "" if isinstance(path, FusionModel) else os.fspath(path)
     words = {**settings, "model": name, "out": os.fspath(out)}
-    cfg, dataset = configure(ExportConfig, data, words)
+    cfg = from_settings(ExportConfig, words)
     if isinstance(model, FusionModel) and not cfg.out:
         raise FusionZooError("--out is missing: the folder to write")
     loaded = model.model if isinstance(model, Run) else model
@@ -186,20 +142,19 @@ def export(
         loaded = load(cfg.model, plugins=cfg.plugins)
     on_cpu = loaded if loaded.device.type == "cpu" else copy.deepcopy(loaded).cpu()
     with evaluating(on_cpu):
-        return _export(cfg, on_cpu, dataset)
+        return _export(cfg, on_cpu)
 
 
-def _export(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> Exported:
+def _export(cfg: ExportConfig, model: FusionModel) -> Exported:
     """Export a model that is in evaluation mode, on the CPU."""
     if cfg.format == "onnx":
         require_onnx()
-    elif cfg.split or cfg.int8 or cfg.web:
-        raise FusionZooError("--split, --int8 and --web are of ONNX models: --format onnx")
-    if cfg.split and (cfg.int8 or cfg.web):
-        raise FusionZooError("--int8 and --web are of a whole model: leave out --split")
+    elif cfg.split or cfg.web:
+        raise FusionZooError("--split and --web are of ONNX models: --format onnx")
+    if cfg.split and cfg.web:
+        raise FusionZooError("--web is of a whole model: leave out --split")
     out = _unused(cfg.out or Path(cfg.model) / "exported", "--out")
     page = _unused(cfg.web, "--web") if cfg.web else None
-    int8_on = open_validation(cfg, model, dataset) if cfg.int8 else None
     npm_packages = cfg.npm_packages
     if page is not None:
         page_template()  # before minutes of tracing
@@ -216,15 +171,10 @@ def _export(cfg: ExportConfig, model: FusionModel, dataset: InMemory) -> Exporte
             check_web(about, decode)
         if cfg.format == "onnx":
             write_example(about, decode, folder)
-        files = [x for x in folder.rglob("*") if x.is_file() and x.name != DIGESTS]
-        write_digests(folder, files)
-        loss = None
-        if int8_on is not None:
-            loss = _write_int8(model, folder, int8_on)
-            write_digests(folder, [*files, folder / INT8, folder / "int8.json"])
+        write_digests(folder, [x for x in folder.rglob("*") if x.is_file() and x.name != DIGESTS])
         if page is not None:
             write_page(folder, page, model.modalities, Path(npm_packages))
-    return Exported(out, worst, loss)
+    return Exported(out, worst)
 
 
 def _unused(folder: str | Path, flag: str) -> Path:
@@ -267,36 +217,3 @@ def _write_parts(model: FusionModel, folder: Path) -> tuple[float, list[str]]:
     parts = OnnxModel(folder, threads=1)
     worst = check(model, lambda *batch: list(parts.run(*batch).values()), "the model in parts")
     return worst, inputs
-
-
-def _write_int8(model: FusionModel, folder: Path, dataset: PairedDataset) -> Int8Cost:
-    """Write the model with weights of one byte, or refuse it."""
-    quantise(folder / MODEL, folder / INT8)
-    sizes = {
-        "float32": (folder / MODEL).stat().st_size,
-        "int8": (folder / INT8).stat().st_size,
-    }
-    read = "logits" if model.classes or model.targets else "fused"
-    outputs = {
-        int8: answers_of(OnnxModel(folder, int8=int8), dataset, model.collate(), read)
-        for int8 in (False, True)
-    }
-    loss = cost(model, outputs[False], outputs[True], dataset.labels, sizes)
-    if loss.refused:
-        raise FusionZooError(
-            f"int8 keeps {loss.same['mean']:.1%} of the answers on {loss.samples} samples of"
-            f" {dataset.source}; at least {SAME:.0%} are needed: export without --int8"
-        )
-    write_json(folder / "int8.json", {**loss._asdict(), "data": dataset.source})
-    return loss
-
-
-def answers_of(
-    model: OnnxModel, dataset: PairedDataset, collate: Callable[..., Any], read: str
-) -> Tensor:
-    """Run all samples of a data set: (N, ...)."""
-    rows: list[Mapping[str, Tensor]] = []
-    for start in progress_bar(range(0, len(dataset), 16), desc="int8", unit="batch"):
-        samples = [dataset[row] for row in range(start, min(start + 16, len(dataset)))]
-        rows.append(model.answer(collate(samples)))
-    return torch.cat([part[read] for part in rows])

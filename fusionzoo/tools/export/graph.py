@@ -5,7 +5,7 @@ Shapes: `B` rows, `M` modalities, `T` tokens, `D` width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch.export import Dim
 from fusionzoo.datasets.collate import prepare
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.tabular import Numbers, TabularEncoder
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, located
 from fusionzoo.graphs import (
     TOLERANCE,
     difference,
@@ -257,7 +257,7 @@ def traced_batch(model: FusionModel, layouts: Mapping[str, VaryingDims]) -> Batc
     rows = presence(len(model.modalities), 1) * TRACED_ROWS
     for scale in TRACED:
         batch = batch_of(model, rows, scale, 0)
-        inputs = plain_inputs(model, batch)
+        inputs = plain_inputs(model.modalities, batch)
         lengths = [
             (layout.size, inputs[name][key].shape[place])
             for name, layout in layouts.items()
@@ -281,13 +281,13 @@ def comparisons(model: FusionModel) -> Iterator[tuple[str, Batch]]:
     yield f"{len(longer)} rows of other lengths", batch_of(model, longer, 5.0, 3)
 
 
-def plain_inputs(model: FusionModel, batch: Batch) -> Inputs:
+def plain_inputs(modalities: Iterable[str], batch: Batch) -> Inputs:
     """Return a batch's inputs, without rows of several items, which no graph takes."""
     inputs: Inputs = {}
-    for name in model.modalities:
+    for name in modalities:
         tensors = batch.inputs[name]
         if isinstance(tensors, Features) or ITEM_COUNTS in tensors:
-            raise FusionZooError(f"{name}: a graph takes one item a row")
+            raise FusionZooError(f"{name}: an exported model takes one item a row, not several")
         inputs[name] = tensors
     return inputs
 
@@ -310,17 +310,15 @@ class Graph(NamedTuple):
 
     def onnx(self) -> bytes:
         """Translate it to ONNX; an operation that ONNX lacks is one clear error."""
-        try:
+        with explained("it cannot be written as ONNX"):
             return onnx_bytes(self.program, self.inputs, self.outputs)
-        except Exception as error:
-            raise FusionZooError(f"it cannot be written as ONNX: {one_line(error)}") from error
 
 
 def trace(model: FusionModel) -> Graph:
     """Trace a whole model, with free numbers of rows and lengths."""
     layouts = {name: layout_of(encoder) for name, encoder in model.named_encoders()}
     batch = traced_batch(model, layouts)
-    inputs = plain_inputs(model, batch)
+    inputs = plain_inputs(model.modalities, batch)
     rows = Dim("batch", min=1)
     shapes = {name: shapes_of(inputs[name], layout, rows) for name, layout in layouts.items()}
     outputs = output_names(model, has_weights(model, batch))
@@ -340,7 +338,7 @@ def trace_parts(model: FusionModel) -> dict[str, Graph]:
     """Trace each encoder and, under `fusion`, what follows: {name: graph}."""
     layouts = {name: layout_of(encoder) for name, encoder in model.named_encoders()}
     batch = traced_batch(model, layouts)
-    inputs, graphs, shapes = plain_inputs(model, batch), {}, {}
+    inputs, graphs, shapes = plain_inputs(model.modalities, batch), {}, {}
     features: Inputs = {}
     rows = Dim("batch", min=1)
     fields = list(Features._fields)
@@ -362,10 +360,8 @@ def trace_parts(model: FusionModel) -> dict[str, Graph]:
 
 
 def _export(module: nn.Module, arguments: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
-    try:
+    with explained("it cannot be traced by torch.export"):
         return export_program(module.eval(), arguments, shapes)
-    except Exception as error:
-        raise FusionZooError(f"it cannot be traced by torch.export: {one_line(error)}") from error
 
 
 def check(model: FusionModel, run: Any, what: str) -> float:
@@ -376,11 +372,9 @@ def check(model: FusionModel, run: Any, what: str) -> float:
     worst = 0.0
     with evaluating(model):
         for case, batch in comparisons(model):
-            inputs = plain_inputs(model, batch)
-            try:
+            inputs = plain_inputs(model.modalities, batch)
+            with explained(f"{what} fails on {case}"), located(f"{what} fails on {case}"):
                 outputs = run(batch.present, inputs)
-            except Exception as error:
-                raise FusionZooError(f"{what} fails on {case}: {one_line(error)}") from error
             worst = max(worst, off := difference(outputs, expected(model, batch)))
             if off > TOLERANCE:
                 raise FusionZooError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
@@ -17,25 +16,24 @@ from fusionzoo.confidence import Calibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.datasets.opening.raw_rows import holds_rows, open_rows, read_value
 from fusionzoo.encoders import Encoder
-from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
+from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.files import read_json_object
 from fusionzoo.graphs import open_session, require_onnx, run_session
 from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import ITEM_COUNTS, Batch, Features, Sample, check_finite
+from fusionzoo.structures import Batch, Features, check_finite
 from fusionzoo.targets import from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
 
-from .graph import Inputs, by_name
+from .graph import Inputs, by_name, plain_inputs
 from .preprocess import build
 
 FORMAT = 4  # of an exported folder
-MODEL, INT8 = "model.onnx", "model.int8.onnx"
+MODEL, FUSION = "model.onnx", "fusion.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
-FUSION = "fusion.onnx"
 
 
 class Half(NamedTuple):
@@ -52,7 +50,7 @@ class OnnxModel(Answering):
     runs only on the rows that have its modality.
     """
 
-    def __init__(self, folder: str | Path, *, int8: bool = False, threads: int = 0) -> None:
+    def __init__(self, folder: str | Path, *, threads: int = 0) -> None:
         require_onnx()
         self.folder = Path(folder)
         if not (self.folder / PREPROCESS).is_file():
@@ -61,7 +59,7 @@ class OnnxModel(Answering):
                 " fusionzoo export MODEL --out FOLDER"
             )
         check_listed(self.folder)
-        about, labels = _read(self.folder / PREPROCESS), _read(self.folder / LABELS)
+        about, labels = (read_json_object(self.folder / x) for x in (PREPROCESS, LABELS))
         for contents, name in ((about, PREPROCESS), (labels, LABELS)):
             if contents.get("format") != FORMAT:
                 raise FusionZooError(
@@ -72,7 +70,7 @@ class OnnxModel(Answering):
         self._halves: dict[str, Half] = {}
         with explained(f"{self.folder} is no whole export, export the model again"):
             self._describe(about, labels)
-            self._open(about, int8, threads)
+            self._open(about, threads)
             self._check_answers()
 
     def _describe(self, about: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
@@ -86,15 +84,14 @@ class OnnxModel(Answering):
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
         self._described = {name: x["processor"] for name, x in about["modalities"].items()}
 
-    def _open(self, about: Mapping[str, Any], int8: bool, threads: int) -> None:
+    def _open(self, about: Mapping[str, Any], threads: int) -> None:
         if about["split"]:
             for name, modality in about["modalities"].items():
                 session = open_session((self.folder / f"{name}.onnx").read_bytes(), threads)
                 self._halves[name] = Half(session, modality["width"])
-        name = INT8 if int8 else FUSION if about["split"] else MODEL
+        name = FUSION if about["split"] else MODEL
         if not (self.folder / name).is_file():
-            hint = "export it with --int8" if int8 else "export it with --format onnx"
-            raise FusionZooError(f"{self.folder} holds no {name}: {hint}")
+            raise FusionZooError(f"{self.folder} holds no {name}: export it with --format onnx")
         # Of bytes no weights beside the file are read, which no digest would hold.
         self._session = open_session((self.folder / name).read_bytes(), threads)
         self.outputs = [one.name for one in self._session.get_outputs()]
@@ -164,13 +161,7 @@ class OnnxModel(Answering):
 
     def answer(self, batch: Batch) -> dict[str, Tensor]:
         """Run the graph on a batch."""
-        inputs: Inputs = {}
-        for name in self.modalities:
-            tensors = batch.inputs[name]
-            if isinstance(tensors, Features) or ITEM_COUNTS in tensors:
-                raise FusionZooError(f"{name}: an exported model takes one item a row, not several")
-            inputs[name] = tensors
-        return self.run(batch.present, inputs)
+        return self.run(batch.present, plain_inputs(self.modalities, batch))
 
     def embed(self, samples: Batch | Sequence[Any]) -> dict[str, Tensor]:
         """Return `fused` (B, dim) and, after contrastive training, `aligned_<modality>`."""
@@ -189,29 +180,9 @@ class OnnxModel(Answering):
     def _batch(self, samples: Batch | Sequence[Any]) -> Batch:
         if isinstance(samples, Batch):
             return samples
-        rows: Any
-        if holds_rows(samples, self.data_settings, self.modalities):
-            rows = open_rows(samples, self.data_settings, self.modalities)
-            rows = [rows[row] for row in range(len(rows))]
-        else:
-            rows = [self._sample(sample, number) for number, sample in enumerate(samples)]
-        batch: Batch = self.collate()(rows)
+        rows = self.open_samples(samples)
+        batch: Batch = self.collate()([rows[row] for row in range(len(rows))])
         return batch
-
-    def _sample(self, raw: Any, number: int) -> Sample:
-        if isinstance(raw, Sample):
-            return raw
-        for name in raw:
-            if name not in self.modalities:
-                raise FusionZooError(
-                    f"sample {number}: the model has no modality {name!r}."
-                    f"{did_you_mean(name, self.modalities)} It has: {', '.join(self.modalities)}."
-                )
-        values = {
-            name: read_value(name, kind, raw.get(name), self.data_settings)
-            for name, kind in self.modalities.items()
-        }
-        return Sample(str(number), "", None, values)
 
 
 @overload
@@ -227,9 +198,7 @@ def load(
 
 
 @overload
-def load(
-    folder: str | Path, *, runtime: Literal["onnx"], int8: bool = False, threads: int = 0
-) -> OnnxModel: ...
+def load(folder: str | Path, *, runtime: Literal["onnx"], threads: int = 0) -> OnnxModel: ...
 
 
 def load(
@@ -248,8 +217,8 @@ def load(
         options: `plugins`, files and modules to import first, of a model whose encoders or fusion
             are not fusionzoo's own (what the folder itself names is never imported); `encoders`,
             those that no folder can hold: modules of `wrap_encoder`, into which the weights are
-            then read; of a repository `revision` and `token`. With `runtime="onnx"`: `int8`, the
-            model with weights of one byte, and `threads`, 0 = as many as ONNX Runtime takes
+            then read; of a repository `revision` and `token`. With `runtime="onnx"`: `threads`,
+            0 = as many as ONNX Runtime takes
     """
     if runtime == "onnx":
         return OnnxModel(folder, **options)
@@ -308,13 +277,3 @@ def _take(inputs: Inputs, rows: Tensor, one_length: Sequence[str]) -> Inputs:
         longest = max(1, int(tensors["lengths"].max()))
         taken[modality] = {n: x[:, :longest] if x.ndim > 1 else x for n, x in tensors.items()}
     return taken
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(contents, dict):
-            raise ValueError("it must hold a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
-    return contents

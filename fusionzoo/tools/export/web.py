@@ -32,7 +32,7 @@ PACKAGES = {
     "@huggingface/tokenizers": ("0.2", ("dist/tokenizers.min.mjs",)),
 }
 SCRIPTS = ("page.js", "prepare.js")
-NEED_NOT = ("example.py", "*int8*", DIGESTS, *OPTIONAL)  # of the exported folder
+NEED_NOT = ("example.py", DIGESTS, *OPTIONAL)  # of the exported folder
 
 
 def check_web(about: Mapping[str, Any], decode: list[dict[str, Any]]) -> None:

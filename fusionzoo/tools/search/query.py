@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 
@@ -69,10 +69,7 @@ def name_modalities(model: FusionModel, values: Mapping[str, Any]) -> dict[str, 
                 f" {', '.join(of_kind)}"
             )
         if not of_kind:
-            raise FusionZooError(
-                f"the model has no modality {key!r}.{did_you_mean(key, known)} It reads:"
-                f" {', '.join(known)}"
-            )
+            check_known(key, known, f"the model has no modality {key!r}", "It reads")
         named[of_kind[0]] = value
     return named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,17 @@ class SearchedSamples:
 
     def __init__(self, dataset: PairedDataset | None, problem: str = "") -> None:
         self.dataset, self.problem = dataset, problem
-        self._row_of: dict[str, int] | None = None
 
-    def row(self, sample_id: str) -> int | None:
-        """Return a sample's row in the data set's table."""
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Id -> row in the data set's table."""
         if self.dataset is None:
-            return None
-        if self._row_of is None:
-            rows = self.dataset.rows.tolist()
-            self._row_of = dict(zip(self.dataset.ids, rows, strict=True))
-        return self._row_of.get(sample_id)
+            return {}
+        return dict(zip(self.dataset.ids, self.dataset.rows.tolist(), strict=True))
 
     def sources(self, sample_id: str) -> dict[str, str]:
         """Return the path or text of each modality that a sample has."""
-        row, dataset = self.row(sample_id), self.dataset
+        row, dataset = self.row_of.get(sample_id), self.dataset
         if row is None or dataset is None:
             return {}
         values = {name: dataset.reference(name, row) for name in dataset.modalities}
@@ -44,7 +42,7 @@ class SearchedSamples:
 
     def previews(self, sample_id: str) -> list[Any]:
         """Return thumbnail, waveform with player, or excerpt of each modality."""
-        row = self.row(sample_id)
+        row = self.row_of.get(sample_id)
         if row is None or self.dataset is None:
             return []
         return show_sample(self.dataset, row, plays=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,26 +82,21 @@ class Searcher:
         self._in_memory = not (stream or self.indexed)
         self.file = replace(self.file, keeps=self._in_memory)
         self.say, self._plugins, self._data = say, plugins, data
-        self._model_source, self._model = model, None if isinstance(model, str) else model
-        self._samples: SearchedSamples | None = None
+        self._model_source = model
         self._checked: set[str] = set()  # columns whose vectors have the length that the file says
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
         self._indexes: dict[str, Index | None] = {}  # None: exact search instead
         self._parts: PartsOfRows | None = None
 
-    @property
+    @cached_property
     def model(self) -> FusionModel:
         """The model that embeds queries, loaded when it is first needed."""
-        if self._model is None:
-            self._model = open_model(self.file, self._model_source, self._plugins)
-        return self._model
+        return open_model(self.file, self._model_source, self._plugins)
 
-    @property
+    @cached_property
     def samples(self) -> SearchedSamples:
         """The data behind the rows, opened when it is first needed."""
-        if self._samples is None:
-            self._samples = open_samples(self.file, self._data, self._plugins)
-        return self._samples
+        return open_samples(self.file, self._data, self._plugins)
 
     def search(
         self,
@@ -286,16 +282,16 @@ def search(
     id: str | Sequence[str] = (),
     query: Mapping[str, Any] | None = None,
     vector: Any = None,
-    by: str = "",
-    k: int = 10,
     **settings: Any,
 ) -> Found:
     """Return the rows of a file of embeddings that are nearest to a query.
 
-    `search("emb.parquet", text="a red bird", k=5)`. Several of `text`,
-    `image`, `audio`, `id` (one or several), `query` ({modality: value}) and `vector` make one
-    query. Further settings are those of `Searcher`, which answers many queries faster.
+    `search("emb.parquet", text="a red bird", k=5)`. Several of `text`, `image`, `audio`, `id` (one
+    or several), `query` ({modality: value}) and `vector` make one query. Further settings are those
+    of `Searcher.search` (`by`, `k`) and of `Searcher`, which answers many queries faster.
     """
+    names = [x for x in ("by", "k", "visited", "ids_from") if x in settings]
+    asked = {name: settings.pop(name) for name in names}
     if isinstance(embeddings, Searcher):
         if settings:
             raise FusionZooError(f"give {', '.join(settings)} to the Searcher")
@@ -304,7 +300,7 @@ def search(
         searcher = Searcher(embeddings, **{"stream": True, **settings})
     values = {"text": text, "image": image, "audio": audio, **(query or {})}
     ids = [id] if isinstance(id, str) else list(id)
-    return searcher.search(values, ids=ids, vector=vector, by=by, k=k)
+    return searcher.search(values, ids=ids, vector=vector, **asked)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file, scaled
-from fusionzoo.errors import FusionZooError, did_you_mean, explained, located
+from fusionzoo.errors import FusionZooError, check_known, explained, located
 
 BLOCK = 1 << 15  # rows in memory that are compared at a time; torch starts threads for more
 READ = 1 << 14  # rows read at a time
@@ -54,9 +54,7 @@ class VectorFile:
 
     def check_column(self, name: str) -> None:
         """Raise an error that lists the columns of vectors, if there is none of this name."""
-        if name not in self.dims:
-            known = f"{did_you_mean(name, self.dims)} It has: {', '.join(self.dims)}"
-            raise FusionZooError(f"{self.path} has no vectors {name!r}.{known}")
+        check_known(name, self.dims, f"{self.path} has no vectors {name!r}")
 
     def modality(self, name: str) -> str:
         """Return the modality whose presence decides whether a row has a vector, or ""."""

@@ -56,17 +56,11 @@ class RefusedRequest(Exception):
         self.status, self.message, self.headers = status, message, headers
 
 
-class JsonBody(NamedTuple):
-    """The bytes of a JSON body."""
+class Contents(NamedTuple):
+    """The bytes of a body, and what stands between its parts; None: they are JSON."""
 
     data: bytes
-
-
-class MultipartBody(NamedTuple):
-    """The bytes of a multipart body, and what stands between its parts."""
-
-    data: bytes
-    boundary: str
+    boundary: str | None
 
 
 class BodyBudget:
@@ -112,7 +106,7 @@ class Body:
         self.budget.give_back(self.size)
         self.size = 0
 
-    async def read(self) -> JsonBody | MultipartBody:
+    async def read(self) -> Contents:
         """Return the whole body; what it holds is read later, in a thread."""
         content_type = Message()
         content_type["content-type"] = self.request.headers.get("content-type", "")
@@ -132,22 +126,16 @@ class Body:
             ) from None
         except ClientDisconnect:
             raise RefusedRequest(400, "the client left") from None
-        if kind == "application/json":
-            return JsonBody(data)
-        return MultipartBody(data, content_type.get_boundary(""))
+        return Contents(data, None if kind == "application/json" else content_type.get_boundary(""))
 
 
-def raw_sample(
-    body: JsonBody | MultipartBody, kinds: Mapping[str, str], limits: RequestLimits
-) -> dict[str, Any]:
+def raw_sample(body: Contents, kinds: Mapping[str, str], limits: RequestLimits) -> dict[str, Any]:
     """Return the values of a body by modality, as `FusionModel.sample` takes them.
 
     `kinds` are the model's modalities. Runs in a thread: it may take a while.
     """
-    if isinstance(body, JsonBody):
-        values = _of_json(body.data)
-    else:
-        values = _of_parts(read_parts(body), kinds)
+    is_json = body.boundary is None
+    values = _of_json(body.data) if is_json else _of_parts(read_parts(body), kinds)
     sample, pixels, seconds = {}, 0, 0.0
     for name, value in values.items():
         if name not in kinds:
@@ -191,7 +179,7 @@ def _of_json(body: bytes) -> dict[str, Any]:
     return values
 
 
-def read_parts(body: MultipartBody) -> list[tuple[str, bytes]]:
+def read_parts(body: Contents) -> list[tuple[str, bytes]]:
     """Return the parts of a multipart body by name, in order; refuse one that was cut off."""
     parts: list[tuple[str, bytes]] = []
     is_whole = False
@@ -320,11 +308,11 @@ def _seconds(data: bytes) -> float:
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            kind, rate, frames, channels = file.format, file.samplerate, file.frames, file.channels
+            if file.format not in SAMPLE_FORMATS:
+                raise ValueError(file.format)
+            rate, frames, channels = file.samplerate, file.frames, file.channels
     except Exception:
         raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3") from None
-    if kind not in SAMPLE_FORMATS:
-        raise RefusedRequest(422, "it is no WAV, FLAC, OGG or MP3")
     if rate not in RATES:
         raise RefusedRequest(422, f"{rate:,} Hz is none of {', '.join(map(str, RATES))}")
     if channels > MOST_CHANNELS:
