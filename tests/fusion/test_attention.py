@@ -307,10 +307,6 @@ def test_incomplete_samples_teach_the_router_their_combination() -> None:
 
 
 # ---- all
-def shorten(x: Inputs) -> Inputs:
-    return {
-        m: Features(f.tokens[:, f.mask[0]], f.mask[:, f.mask[0]], f.pooled) for m, f in x.items()
-    }
 
 
 ATTENTION = ["co_attention", "mult", "perceiver", "qformer", "fuse_moe"]
@@ -322,7 +318,11 @@ def test_cutting_the_padding_off_changes_nothing(name: str) -> None:
     fusion, x = made(name), features(full(3))
     together = fusion(x).logits
     for row in range(3):
-        close(fusion(shorten(rows_of(x, slice(row, row + 1)))).logits, together[row : row + 1])
+        short = {
+            m: Features(f.tokens[:, f.mask[0]], f.mask[:, f.mask[0]], f.pooled)
+            for m, f in rows_of(x, slice(row, row + 1)).items()
+        }
+        close(fusion(short).logits, together[row : row + 1])
 
 
 # ---- multiway

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import Fusion, create_fusion
+from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.base import Draws, RunningMeans
 from fusionzoo.fusion.hybrid import dynmm
 from fusionzoo.fusion.hybrid._disentangle import divergence, pooled_logit, random_part, ranking
@@ -647,17 +647,11 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).double()
 
 
-def tied(base: str) -> Fusion:
-    """Return an `i2moe` whose experts all hold the weights of the first."""
-    fusion = made("i2moe", base=base)
-    for expert in fusion.experts[1:]:
-        copy(fusion.experts[0], expert)
-    return fusion
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_equal_experts_are_the_base_whatever_the_router_says(base: str) -> None:
-    fusion, x = tied(base), features(patterns(3))
+    fusion, x = made("i2moe", base=base), features(patterns(3))
+    for expert in fusion.experts[1:]:
+        copy(fusion.experts[0], expert)
     answer, plain = fusion(x), fusion.experts[0](x)
     close(answer.logits, plain.logits)
     close(answer.embedding, plain.embedding)
