@@ -384,7 +384,7 @@ def test_a_name_that_no_modality_can_have_is_refused_when_the_data_are_opened(na
     assert "my_text" in named.modalities
 
 
-def test_columns_of_such_names_are_read_under_others(tmp_path: Path) -> None:
+def test_columns_of_such_names_are_read_under_others() -> None:
     rows = make_rows(40)
     texts = {"x.ray": "a", "x/ray": "b", "type": "c"}
     data = [
@@ -442,7 +442,7 @@ def test_predict_writes_csv_and_parquet_with_ids_unchanged(
     assert ".parquet or .csv" in error_of(lambda: fz.predict(text_run, data, out="p.txt"))
 
 
-def test_a_target_is_the_name_of_a_column_of_text_or_a_number(tmp_path: Path) -> None:
+def test_a_target_is_the_name_of_a_column_of_text_or_a_number() -> None:
     frame = pd.DataFrame({0: [n % 7 + 0.5 for n in range(60)], 1: ["a", "b"] * 30})
     run = fz.train(frame, target=1, out="runs/numbered", **{**QUICK, "epochs": 1})
     assert run.model.classes == ["a", "b"] or run.model.classes == ("a", "b")

@@ -141,7 +141,7 @@ def test_a_resumed_run_answers_empty_samples_as_one_that_was_not_interrupted(
 
 
 def test_each_test_sample_is_encoded_once_however_many_modalities_it_has(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, forward = [], Encoder.forward
 

@@ -28,7 +28,7 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.balance import Balance
-from fusionzoo.zoo import facts
+from fusionzoo.zoo import cards, facts
 from helpers.python import run_python
 
 pytestmark = pytest.mark.usefixtures("forget_plugins")
@@ -282,9 +282,7 @@ def test_the_zoo_shows_what_is_installed(tmp_path: Path, monkeypatch: pytest.Mon
 # ---- module:Class
 
 
-def test_a_class_needs_no_registration(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_class_needs_no_registration(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(mine.parent)
     for name in (f"{mine}:Unregistered", "own_plugin.py:Unregistered", "own_plugin:Unregistered"):
         entry = fusionzoo.fusion_info(name)
@@ -364,18 +362,14 @@ def test_register_takes_classes_and_functions_of_a_notebook() -> None:
 # ---- model folders
 
 
-def make_model() -> fusionzoo.model.FusionModel:
-    encoders = {"text": "own_words", "number": {"name": "vector/mlp", "in_dim": 2, "dim": 4}}
-    kinds = {"text": "text", "number": "vector"}
-    fusion = {"name": "own_sum", "dim": 8}
-    return fusionzoo.create_model(fusion, encoders, classes=["a", "b"], kinds=kinds).eval()
-
-
 def test_a_model_folder_names_its_plugins_and_loads_once_they_are_imported(
     mine: Path, tmp_path: Path, forget_plugins: Callable[[], None]
 ) -> None:
     load_plugins(str(mine))
-    model = make_model()
+    encoders = {"text": "own_words", "number": {"name": "vector/mlp", "in_dim": 2, "dim": 4}}
+    kinds = {"text": "text", "number": "vector"}
+    fusion = {"name": "own_sum", "dim": 8}
+    model = fusionzoo.create_model(fusion, encoders, classes=["a", "b"], kinds=kinds).eval()
     folder = model.save(tmp_path / "model")
     assert json.loads((folder / "config.json").read_text())["plugins"] == ["own_plugin.py"]
     sample = [{"text": "some words", "number": torch.ones(2)}]
@@ -491,7 +485,7 @@ def test_zoo_and_data_take_plugins_before_and_after_the_action(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "facts.json").write_text(facts.Facts([facts_card()], [], []).to_json())
+    (tmp_path / "facts.json").write_text(facts.Facts([cards.card("gmu")], [], []).to_json())
     monkeypatch.setattr(facts, "FILE", tmp_path / "facts.json")
     monkeypatch.setattr("fusionzoo.fusion.list_fusions", lambda: ["gmu", "own_sum"])
     flags = ["--plugins", str(mine)]
@@ -509,12 +503,6 @@ def test_zoo_and_data_take_plugins_before_and_after_the_action(
         assert "A number and a word that agree." in capsys.readouterr().out
     assert main(["zoo", "--plugins", str(tmp_path / "none.py")]) == 2
     assert "there is no file" in capsys.readouterr().err
-
-
-def facts_card() -> Any:
-    from fusionzoo.zoo.cards import card
-
-    return card("gmu")
 
 
 @pytest.mark.parametrize("target", ["own_sum", "own_plugin.py:Unregistered"])

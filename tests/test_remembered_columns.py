@@ -254,7 +254,7 @@ def test_ids_of_an_index_stay_in_the_column_id(run: Path) -> None:
     assert predicted["id"].tolist() == predicted.index.tolist() == twice.index.tolist()
 
 
-def test_a_column_of_ids_called_as_one_of_the_predictions_does_not_clash(tmp_path: Path) -> None:
+def test_a_column_of_ids_called_as_one_of_the_predictions_does_not_clash() -> None:
     rows = [{**row, "Label": row["Fall"]} for row in make_rows()]
     names = ["Label", "Gewicht", "Befund", "Schwere"]
     write("csv", only(rows, names), "kis")

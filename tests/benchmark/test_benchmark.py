@@ -23,7 +23,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from torch import Tensor
 
 import fusionzoo
 from fusionzoo.benchmark import api, candidates, examine, executors, jobs, prepare, schedule, store
@@ -117,7 +116,7 @@ def test_shuffled_labels_fall_to_chance(report: Path) -> None:
 
 
 def test_a_second_run_trains_nothing_and_writes_the_same_tables(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: (report / name).read_bytes() for name in TABLES}
     monkeypatch.setenv("FUSIONZOO_CACHE", str(report / "cache"))
@@ -318,18 +317,6 @@ def test_tuning_never_evaluates_on_the_test_split_and_continues_where_it_stopped
     assert first["leaderboard"] == second["leaderboard"]
 
 
-def losses_in_turn(monkeypatch: pytest.MonkeyPatch, default: Tensor, others: Tensor) -> None:
-    """Give default settings these validation losses (N,), each proposal those of a row (T, N)."""
-    before, turn = jobs.train, iter(others)
-
-    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.Trained:
-        trained = before(bench, job, *rest)
-        losses = next(turn) if job.training else default
-        return trained._replace(fits=[x._replace(losses=losses) for x in trained.fits])
-
-    monkeypatch.setattr(jobs, "train", planted)
-
-
 @pytest.mark.parametrize(("gain", "adopted"), [(0.5, False), (2.0, True)])
 def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error(
     gain: float, adopted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -341,7 +328,14 @@ def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error
     noise = (noise - noise.mean()) / noise.std() / samples**0.5  # its standard error is 1 / N
     default = torch.full((samples,), 3.0)
     worse, better = default + 1, default + noise - gain / samples
-    losses_in_turn(monkeypatch, default, torch.stack([worse, better, worse] * 3))
+    before, turn = jobs.train, iter([worse, better, worse] * 3)
+
+    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.Trained:
+        trained = before(bench, job, *rest)
+        losses = next(turn) if job.training else default
+        return trained._replace(fits=[x._replace(losses=losses) for x in trained.fits])
+
+    monkeypatch.setattr(jobs, "train", planted)
     summary = run(cfg)
     trained = [job["unit"]["training"] for job in jobs_of(tmp_path, "sum-")]
     assert len(trained) == 1 + adopted

@@ -42,9 +42,7 @@ def test_an_unknown_training_strategy_is_named() -> None:
         select_balance("none,ogm_g")
 
 
-def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_full_trainer_without_a_strategy_learns_what_the_short_one_does(tmp_path: Path) -> None:
     """Rows with and without --balance are comparable: the step is the same."""
     bench = opened(tmp_path)
     plain = job(bench, "gmu")

@@ -96,9 +96,7 @@ def test_files_of_splits_are_the_folds_and_may_leave_samples_out(tmp_path: Path)
     assert bench.test_share == pytest.approx((20 / 50 + 30 / 50) / 2)
 
 
-def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(tmp_path: Path) -> None:
     settings = {"shares": (0.8, 0, 0.2), "seed": 3}
     report = benchmark(table(), tmp_path, repeats=2, **settings)
     assert report.figures["protocol"] == (

@@ -114,7 +114,7 @@ def test_a_decoder_of_torchcodec_is_a_clip_whose_channels_are_averaged() -> None
     assert data[0].values["voice"].samples.tolist() == [0.25, 0.25]
 
 
-def test_a_broken_picture_in_memory_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_a_broken_picture_in_memory_is_found_when_it_is_read() -> None:
     table = [{"id": str(n), "image": png() if n % 2 else b"no picture"} for n in range(4)]
     data = fz.create_dataset(table)
     assert data[1].values["image"].shape == (3, 3, 4)
@@ -728,12 +728,3 @@ def test_lists_that_arrow_holds_are_stored_and_opened_again() -> None:
 def test_labels_in_memory_are_read_by_the_objective() -> None:
     numbers = fz.train(Counted(rows()), **QUICK, targets={"weight": "regression"}, out="run")
     assert "mae" in numbers.metrics["test"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_cache", "no_figures")
-def test_a_benchmark_takes_data_in_memory() -> None:
-    settings = {**QUICK, "epochs": 1, "folds": 0, "tune": 0, "seeds": 1}
-    settings.pop("log")
-    report = fz.benchmark(rows(), fusions="concat", **settings, jobs=1, out="b")
-    assert "concat" in set(report.leaderboard["candidate"])

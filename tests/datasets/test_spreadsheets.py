@@ -821,7 +821,7 @@ def test_labels_are_separated_as_the_user_says(tmp_path: Path) -> None:
     assert data.targets.tolist() == [[1, 1]]
 
 
-def test_ids_splits_groups_and_labels_as_bytes_are_text(tmp_path: Path) -> None:
+def test_ids_splits_groups_and_labels_as_bytes_are_text() -> None:
     columns = {
         "id": ["a", "b"],
         "split": ["train", "test"],

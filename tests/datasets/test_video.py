@@ -279,7 +279,7 @@ def test_budgets_hold_for_videos_before_pictures_are_decoded(clip: Any, monkeypa
     assert not decoded
 
 
-def test_a_rotated_video_stands_upright(tmp_path: Path, clip: Any, monkeypatch: Any) -> None:
+def test_a_rotated_video_stands_upright(clip: Any, monkeypatch: Any) -> None:
     path, frames, _ = clip
 
     class Rotated:

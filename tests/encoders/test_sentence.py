@@ -114,11 +114,6 @@ def test_another_pooling_in_a_folder_is_another_entry_of_the_feature_cache(tmp_p
     assert len(keys) == 2
 
 
-def changed(folder: Path, file: str, contents: Any) -> None:
-    path = folder / file
-    path.write_text(contents if isinstance(contents, str) else json.dumps(contents))
-
-
 DENSE = {"in_features": 16, "out_features": 10, "activation_function": "torch.nn.Tanh"}
 TRANSFORMER, POOLING = ({"type": f"x.{kind}"} for kind in ("Transformer", "Pooling"))
 POOLED, LSTM = {**POOLING, "path": "1_Pooling"}, {"type": "x.LSTM", "path": "1_LSTM"}
@@ -146,7 +141,7 @@ def test_a_module_that_is_not_understood_is_one_clear_error(
     file: str, contents: Any, says: str, tmp_path: Path
 ) -> None:
     folder = tiny.save_sentences(tmp_path / "model")
-    changed(folder, file, contents)
+    (folder / file).write_text(contents if isinstance(contents, str) else json.dumps(contents))
     with pytest.raises(FusionZooError) as caught:
         create_encoder("text", f"hf/{folder}")
     assert says in str(caught.value) and "\n" not in str(caught.value)

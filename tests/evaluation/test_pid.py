@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fusionzoo.evaluation.pid import (
     InformationParts,
     Pair,
     PidInputs,
+    ProbeLimits,
     advise_fusion,
     debiased,
     decompose,
@@ -26,7 +28,59 @@ from fusionzoo.evaluation.pid import (
     least_informative,
     pid,
 )
-from helpers.gates import GATES, planted, table_of
+from fusionzoo.evaluation.pid_probes import Probe, decompose_data
+
+GATES = {
+    "and": (lambda a, b: (a, b, a & b), (0.3113, 0, 0, 0.5)),
+    "xor": (lambda a, b: (a, b, a ^ b), (0, 0, 0, 1)),
+    "copy": (lambda a, b: (a, a, a), (1, 0, 0, 0)),
+    "unique": (lambda a, b: (a, b, a), (0, 1, 0, 0)),
+}
+
+
+def table_of(name: str) -> np.ndarray:
+    table = np.zeros((2, 2, 2))
+    for a in (0, 1):
+        for b in (0, 1):
+            table[GATES[name][0](a, b)] += 0.25
+    return table
+
+
+def planted(name: str, samples: int = 4000, *, fixed: bool = True) -> PidInputs:
+    """Noisy vectors of the two bits of a gate, in five folds."""
+    draw = np.random.default_rng(0)
+    bits = np.tile([[0, 0, 1, 1], [0, 1, 0, 1]], samples // 4)
+    first, second, target = GATES[name][0](*bits)
+    noise = 0.1 * draw.standard_normal((2, samples, 4))
+    features = {"a": first[:, None] + noise[0], "b": second[:, None] + noise[1]}
+    folds = folds_of(features, target.astype(np.int64), draw)
+    return PidInputs(folds=folds, classes=2, clusters=2, seed=0, fixed=fixed)
+
+
+def folds_of(
+    features: dict[str, np.ndarray], target: np.ndarray, draw: np.random.Generator
+) -> list[FoldFeatures]:
+    order = draw.permutation(len(target))
+    known = {"features": features, "target": target}
+    known["present"] = dict.fromkeys(features, np.ones(len(target), bool))
+    parts = np.array_split(order, 5)
+    return [FoldFeatures(**known, train=np.setdiff1d(order, x), test=x) for x in parts]
+
+
+def planted_letters() -> PidInputs:
+    """Ten classes in five folds: audio tells nearly all, half of its width tells the speaker
+    instead, as clusters then do; text tells most."""
+    samples, draw = 679, np.random.default_rng(0)
+    target, speaker = draw.integers(10, size=samples), draw.integers(4, size=samples)
+    noise = draw.standard_normal((2, samples, 48))
+    letters, speakers = draw.standard_normal((10, 16)), draw.standard_normal((4, 32))
+    audio = np.concatenate([letters[target], 2.5 * speakers[speaker]], axis=1) + 0.7 * noise[0]
+    text = draw.standard_normal((10, 16))[target] + 0.9 * noise[1, :, :16]
+    folds = folds_of({"audio": audio, "text": text}, target, draw)
+    return PidInputs(folds=folds, classes=10, clusters=None, seed=0, fixed=True)
+
+
+# ---- gates whose parts are known
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -153,3 +207,50 @@ def test_synergy_of_three_shows_against_all_others_only() -> None:
         wanted = 1.0 if "+" in pair.second else 0.0
         assert pair.parts.synergy == pytest.approx(wanted, abs=0.05)
     assert torch.tensor([pair.parts.total for pair in pairs]).isfinite().all()
+
+
+# ---- probes
+
+
+def test_a_probe_sees_interactions_and_returns_frequencies_where_nothing_is_known() -> None:
+    fold = planted("xor", 800).folds[0]
+    both = np.concatenate([*fold.features.values()], axis=1)
+    joint = Probe(both[fold.train], fold.target[fold.train], 3, 0)
+    assert joint.network
+    chosen = joint(both[fold.test])[np.arange(len(fold.test)), fold.target[fold.test]]
+    assert (chosen > 0.9).mean() > 0.95
+    single = Probe(fold.features["a"][fold.train], fold.target[fold.train], 3, 0)
+    probabilities = single(fold.features["a"][fold.test])
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert (probabilities > 0).all()
+    np.testing.assert_allclose(probabilities, [single.frequencies] * len(fold.test), atol=0.1)
+    alone = Probe(both[:40], np.ones(40, dtype=np.int64), 2, 0)
+    np.testing.assert_allclose(alone(both[:2]), [alone.frequencies] * 2, atol=1e-9)
+
+
+def test_no_part_is_above_what_a_probe_of_the_other_source_leaves_open() -> None:
+    setup = planted_letters()
+    (raw,) = pid(setup)
+    (pair,) = decompose_data(setup)
+    assert raw.parts.unique_2 > 1.5  # half of the audio's clusters are those of the speaker
+    fold = setup.folds[0]
+    probe = Probe(fold.features["audio"][fold.train], fold.target[fold.train], 10, 0)
+    wrong = (probe(fold.features["audio"][fold.test]).argmax(1) != fold.target[fold.test]).mean()
+    assert wrong < 0.04 and pair.limits is not None
+    fano = -np.log2([wrong, 1 - wrong]) @ [wrong, 1 - wrong] + wrong * np.log2(9)
+    assert pair.parts.unique_2 <= pair.limits.left_1 < fano + 0.1
+    assert pair.high.unique_2 <= pair.limits.left_1 and pair.high.synergy <= pair.limits.left_1
+    assert pair.parts.redundancy > 3 and min(pair.clusters) >= 10
+    assert any("only text is at most" in note for note in pair.notes)
+    assert any(note.startswith("Clusters tell 1.1") and "of audio" in note for note in pair.notes)
+    assert "each of them" in advise_fusion([pair])
+    limits = ProbeLimits(3.3, 0.05, 0.18)
+    assert "No advice" in advise_fusion([replace(pair, parts=raw.parts, limits=limits)])
+
+
+def test_a_limit_leaves_the_parts_of_gates_where_they_are() -> None:
+    for name, (_, parts) in GATES.items():
+        setup = planted(name, 800)
+        (raw,), (pair,) = pid(setup), decompose_data(setup)
+        np.testing.assert_allclose(pair.parts, raw.parts, atol=0.01)
+        assert np.abs(np.subtract(pair.parts, parts)).max() < 0.05

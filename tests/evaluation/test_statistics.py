@@ -105,13 +105,10 @@ def test_ranks_agree_with_scikit_posthocs_and_one_block_has_no_difference() -> N
 
 def test_one_seed_has_no_interval() -> None:
     assert math.isnan(seed_interval([0.5]).low)
-    low, high = stats.t.interval(0.95, 4, *_location([0.1, 0.3, 0.2, 0.4, 0.2]))
-    found = seed_interval([0.1, 0.3, 0.2, 0.4, 0.2])
+    values = [0.1, 0.3, 0.2, 0.4, 0.2]
+    low, high = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
+    found = seed_interval(values)
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-
-
-def _location(values: list[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(stats.sem(values))
 
 
 def answers(

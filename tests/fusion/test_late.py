@@ -7,21 +7,25 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion, create_fusion, fusion_info, list_fusions
+from fusionzoo.fusion.base import Draws
+from fusionzoo.fusion.late._conflict import conflict_of, discount, uncertainty
 from fusionzoo.fusion.late.late_stacking import assign_folds
 from fusionzoo.fusion.late.late_vote import LateVote
+from fusionzoo.fusion.late.pdf import co_belief, relative_calibration
 from fusionzoo.fusion.late.qmf import History, ranking_loss
+from fusionzoo.fusion.late.simmlm import more_beats_fewer, nested_subsets
 from fusionzoo.fusion.late.tmc import combine, divergence, evidential_loss
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, keep_only
 from fusionzoo.testing.fusions import features, full, maker, patterns, rows_of
 from fusionzoo.testing.runner import SUITES
 from helpers.oracle import WIDTHS, close, context, copy, dempster, given, made
 
-TARGET = torch.tensor([0, 1, 2, 3, 0, 1])
+TARGET = torch.arange(8) % 4
 
 
 def votes_of(fusion: Fusion, x: dict[str, Features]) -> Tensor:
@@ -97,12 +101,12 @@ def test_confidence_weighs_votes_by_kappa_and_ignores_constants_and_order() -> N
 
 def test_the_unimodal_ensemble_learns_what_separate_runs_learn() -> None:
     fusion, x = made("ume", project=True), features(full(6))
-    fusion.loss(fusion(x), TARGET, context(6)).sum().backward()
+    fusion.loss(fusion(x), TARGET[:6], context(6)).sum().backward()
     for m in WIDTHS:
         alone = {n: p.clone().detach().requires_grad_() for n, p in fusion.named_parameters()}
         z = F.linear(x[m].pooled, alone[f"project.{m}.weight"], alone[f"project.{m}.bias"])
         z = F.linear(z, alone[f"heads.{m}.weight"], alone[f"heads.{m}.bias"])
-        F.cross_entropy(z, TARGET, reduction="sum").backward()
+        F.cross_entropy(z, TARGET[:6], reduction="sum").backward()
         for part in (f"project.{m}.weight", f"heads.{m}.bias"):
             close(fusion.get_parameter(part).grad, alone[part].grad)
 
@@ -208,9 +212,13 @@ def test_the_logits_of_tmc_are_the_expected_distribution_and_its_loss_is_weighte
     assert "joint.weight" in dict(pseudo.named_parameters())
     assert torch.isfinite(pseudo.loss(pseudo(x), TARGET[:4], context(4))).all()
     fusion, x = made("tmc"), features(full(6))
-    output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET]
-    plain = fusion.loss(output, TARGET, context(6))
-    close(fusion.loss(output, TARGET, context(6)._replace(row_weight=weight)), weight * plain, 1e-6)
+    output, weight = fusion(x), torch.tensor([0.0, 1.0, 2.5, 4.0])[TARGET[:6]]
+    plain = fusion.loss(output, TARGET[:6], context(6))
+    close(
+        fusion.loss(output, TARGET[:6], context(6)._replace(row_weight=weight)),
+        weight * plain,
+        1e-6,
+    )
 
 
 # ---- qmf
@@ -258,13 +266,13 @@ def test_the_history_adds_up_what_was_seen_in_training_of_what_is_present() -> N
     assert history.total.tolist() == [[0, 0], [6, 0], [0, 0], [2, 4]]
     close(history.hardness(torch.tensor([3, -1])), torch.tensor([[1 / 3, 1.0], [0.0, 0.0]]), 1e-6)
     fusion, x = made("qmf"), features(full(6))
-    history = fusion.prepare(TARGET)
-    fusion.loss(fusion(x), TARGET, context(6, memory=history))
+    history = fusion.prepare(TARGET[:6])
+    fusion.loss(fusion(x), TARGET[:6], context(6, memory=history))
     assert (history.total == 0).all()
     fusion.train()
-    fusion.loss(fusion(x), TARGET, context(6, memory=history))
+    fusion.loss(fusion(x), TARGET[:6], context(6, memory=history))
     votes = votes_of(fusion, x).movedim(2, 1)
-    losses = F.cross_entropy(votes, TARGET.expand(3, -1), reduction="none")
+    losses = F.cross_entropy(votes, TARGET[:6].expand(3, -1), reduction="none")
     close(history.total, losses.T.float(), 1e-5)
 
 
@@ -284,10 +292,10 @@ def test_stacking_with_averaging_weights_is_the_mean_of_probabilities() -> None:
 
 def test_classifiers_learn_from_other_folds_and_the_stacker_from_the_one_left_out() -> None:
     fusion, x = made("late_stacking", folds=3), features(full(6))
-    folds = fusion.prepare(TARGET)
+    folds = fusion.prepare(TARGET[:6])
     for row in range(6):
         fusion.zero_grad()
-        loss = fusion.loss(fusion(x), TARGET, context(6, memory=folds))
+        loss = fusion.loss(fusion(x), TARGET[:6], context(6, memory=folds))
         loss[row].backward()
         for m in WIDTHS:
             per_fold = fusion.heads[m].grad.abs().sum((1, 2))
@@ -295,12 +303,12 @@ def test_classifiers_learn_from_other_folds_and_the_stacker_from_the_one_left_ou
             assert (per_fold > 0).sum() == 2
     fusion.zero_grad()
     output = fusion(x)
-    loss = fusion.loss(output, TARGET, context(6, phase=1, memory=folds))
+    loss = fusion.loss(output, TARGET[:6], context(6, phase=1, memory=folds))
     loss.sum().backward()
     assert all(fusion.heads[m].grad is None for m in WIDTHS)
     shares = output.extra["fold_logits"].softmax(-1)
     unseen = torch.stack([shares[row, :, folds.fold[row]] for row in range(6)])
-    wanted = F.cross_entropy(fusion.stack(unseen, full(6)), TARGET, reduction="none")
+    wanted = F.cross_entropy(fusion.stack(unseen, full(6)), TARGET[:6], reduction="none")
     close(loss, wanted)
 
 
@@ -395,3 +403,284 @@ def test_the_prior_of_the_training_split_is_its_class_frequencies() -> None:
     nothing = rows_of(features(patterns(3)), slice(7, 8))
     wanted = torch.tensor([4.0, 2.0, 2.0, 1.0]).double() / 9
     close(fusion(nothing).logits[0].exp(), wanted, 1e-6)
+
+
+# ---- ecml, dbf
+
+
+def evidence(*shape: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return 5 * torch.rand(*shape, generator=draw).double() ** 2
+
+
+def test_averaging_evidence_is_averaging_opinions_and_one_alone_answers() -> None:
+    output = made("ecml")(features(full(6)))
+    views = output.extra["views"]
+    belief = views / (4 + views.sum(-1, keepdim=True))
+    u = uncertainty(views)
+    others = torch.stack([u[:, [n for n in range(3) if n != m]].prod(1) for m in range(3)], dim=1)
+    joined = (belief * others[..., None]).sum(1) / others.sum(1, keepdim=True)
+    found = output.extra["joined"]
+    close(found / (4 + found.sum(-1, keepdim=True)), joined)
+    close(output.extra["uncertainty"], 3 / (1 / u).sum(1))
+    close(output.logits.softmax(-1), (found + 1) / (4 + found.sum(-1, keepdim=True)))
+    for name in ("ecml", "dbf"):
+        output = made(name)(keep_only(features(full(3)), "text"))
+        close(output.logits, output.unimodal["text"])
+
+
+@pytest.mark.parametrize("kappa", [1.0, 2.0, 3.0])
+def test_a_discount_moves_belief_to_uncertainty(kappa: float) -> None:
+    e = evidence(6, 3, 4)
+    trust = made("dbf", kappa=kappa).trust(conflict_of(e))
+    c = conflict_of(e)
+    for m in range(3):
+        wanted = torch.ones(6).double()
+        for n in range(3):
+            if n != m:
+                wanted *= (1 - c[:, m, n] ** kappa) ** (1 / kappa)
+        close(trust[:, m], wanted)
+    belief = trust[..., None] * e / (4 + e.sum(-1, keepdim=True))
+    doubt = 1 - trust * (1 - uncertainty(e))
+    close(belief.sum(-1) + doubt, torch.ones(6, 3).double())
+    close(discount(e, trust), 4 * belief / doubt[..., None])
+    close(uncertainty(discount(e, trust)), doubt)
+    assert (discount(e, trust).sum(-1) <= 4 * trust / (1 - trust)).all()
+
+
+def test_discounting_never_lowers_the_uncertainty_and_does_nothing_to_equal_opinions() -> None:
+    ecml, x = made("ecml"), features(patterns(3))
+    dbf = copy(ecml, made("dbf"))
+    assert (dbf(x).extra["uncertainty"] >= ecml(x).extra["uncertainty"] - 1e-12).all()
+    same = evidence(6, 1, 4).expand(6, 3, 4)
+    assert (conflict_of(same) == 0).all()
+    close(discount(same, dbf.trust(conflict_of(same))), same)
+
+
+def test_two_modalities_sure_of_different_classes_are_certain_uncertain_or_in_doubt() -> None:
+    e = torch.zeros(1, 2, 5).double()
+    e[0, 0, 1] = e[0, 1, 3] = 100
+    discounted = discount(e, made("dbf").trust(conflict_of(e)))
+    found = [uncertainty(x) for x in (combine(e), e.mean(1), discounted.mean(1))]
+    close(torch.cat(found), torch.tensor([0.0244, 0.0476, 0.870]).double(), 5e-4)
+
+
+@pytest.mark.parametrize("name", ["ecml", "dbf"])
+def test_dividing_by_all_modalities_raises_the_uncertainty_and_keeps_the_class(name: str) -> None:
+    plain, x = made(name), features(patterns(3)[:-1])
+    strict = copy(plain, made(name, penalise_missing=True))
+    missing = ~patterns(3)[:-1].all(1)
+    more = strict(x).extra["uncertainty"] > plain(x).extra["uncertainty"] + 1e-6
+    assert torch.equal(more, missing)
+    assert torch.equal(strict(x).logits.argmax(-1), plain(x).logits.argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["ecml", "dbf"])
+def test_the_loss_is_the_mean_evidential_loss_and_the_conflict_of_pairs(name: str) -> None:
+    fusion, x = made(name, conflict=0.7), features(patterns(3))
+    output = fusion(x)
+    found = fusion.loss(output, TARGET, context(8, epoch=25.0))
+    for row, present in enumerate(patterns(3)[:-1].tolist()):
+        views = output.extra["views"][row, present]
+        count = len(views)
+        terms = [evidential_loss(v[None], TARGET[row : row + 1], 0.5) for v in views]
+        terms.append(evidential_loss(output.extra["joined"][row][None], TARGET[row : row + 1], 0.5))
+        conflict = sum(
+            conflict_of(views[None])[0, m, n] for m in range(count) for n in range(count) if n != m
+        )
+        wanted = sum(terms) / (count + 1) + 0.7 * conflict / max(count - 1, 1)
+        close(found[row].double(), wanted[0], 1e-5)
+    close(found[-1].double(), context(1).criterion(output.logits[-1:], TARGET[-1:])[0], 1e-6)
+
+
+# ---- pdf
+
+
+def confidences(*shape: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return 0.05 + 0.9 * torch.rand(*shape, generator=draw).double()
+
+
+def test_shares_of_others_add_up_and_are_the_papers_of_two_modalities() -> None:
+    t, present = confidences(8, 3), patterns(3)
+    shares = (co_belief(t, present) - t).masked_fill(~present, 0).sum(1)
+    close(shares, (present.sum(1) - 1).clamp(min=0).double())
+    t = confidences(6, 2)
+    logs = t.log()
+    wanted = t + logs.flip(1) / logs.sum(1, keepdim=True)
+    close(co_belief(t, full(6, 2)), wanted)
+
+
+def test_belief_rises_with_the_own_confidence_and_falls_with_the_others() -> None:
+    t = confidences(1, 3).requires_grad_()
+    shares = co_belief(t, full(1)) - t
+    for m in range(3):
+        (slope,) = torch.autograd.grad(shares[0, m], t, retain_graph=True)
+        assert slope[0, m] > 0
+        assert all(slope[0, n] < 0 for n in range(3) if n != m)
+
+
+def test_equal_confidence_is_the_mean_rule() -> None:
+    fusion, x = made("pdf", calibrate=False), features(patterns(3))
+    for head in fusion.confidence.values():
+        nn.init.zeros_(head[-1].weight)
+        nn.init.zeros_(head[-1].bias)
+    close(fusion(x).logits, copy(fusion, made("late_mean", project=False), strict=False)(x).logits)
+
+
+def test_calibration_lowers_all_but_the_most_certain_modality() -> None:
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(6, 3, 4, generator=draw).double()
+    certainty = (z.softmax(-1) - 0.25).abs().mean(-1)
+    k = relative_calibration(z, full(6))
+    for row in range(6):
+        best = certainty[row].argmax()
+        assert k[row, best] == 1
+        for m in range(3):
+            others = torch.stack([certainty[row, n] for n in range(3) if n != m]).mean()
+            close(k[row, m], (certainty[row, m] / others).clamp(max=1))
+    assert (k < 1).any(1).all()
+    sure = F.one_hot(torch.arange(4)).double()[None] * 1e3
+    close((sure.softmax(-1) - 0.25).abs().mean(-1), torch.full((1, 4), 2 * 3 / 16.0).double())
+    assert (relative_calibration(torch.zeros(1, 3, 4).double(), full(1)) == 1).all()
+    uniform_beside_sure = torch.stack([torch.zeros(4), sure[0, 0].float()])[None].double()
+    assert relative_calibration(uniform_beside_sure, full(1, 2)).tolist() == [[0.0, 1.0]]
+
+
+def test_a_single_modality_is_its_own_answer() -> None:
+    output = made("pdf")(keep_only(features(full(3)), "text"))
+    close(output.logits, output.unimodal["text"])
+
+
+def test_the_fused_loss_teaches_the_confidence_nothing_and_its_own_the_encoder_nothing() -> None:
+    fusion, x = made("pdf", project=True).train(), features(full(8))
+    fusion(x).logits.square().sum().backward()
+    assert all(p.grad is None for p in fusion.confidence.parameters())
+    fusion.zero_grad()
+    fusion(x).extra["confidence"].sum().backward()
+    assert all(p.grad is None for p in fusion.heads.parameters())
+    assert all(p.grad is None for p in fusion.project.parameters())
+    assert all((p.grad != 0).any() for p in fusion.confidence.parameters())
+
+
+def test_the_loss_is_that_of_every_classifier_and_the_error_of_the_confidence() -> None:
+    fusion, x = made("pdf"), features(patterns(3))
+    output, criterion = fusion(x), context(8).criterion
+    wanted = criterion(output.logits, TARGET)
+    for column, logits in enumerate(output.unimodal.values()):
+        p = logits.softmax(-1)[torch.arange(8), TARGET]
+        error = (output.extra["confidence"][:, column] - p).abs()
+        wanted += (criterion(logits, TARGET) + error) * patterns(3)[:, column]
+    close(fusion.loss(output, TARGET, context(8)), wanted, 1e-6)
+
+
+def test_without_activations_a_confidence_head_is_one_linear_map() -> None:
+    fusion = made("pdf", project=True, linear_confidence=True)
+    head = fusion.confidence["text"]
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).double()
+    middle = head(x[:2].mean(0, keepdim=True))
+    close(middle, head(x[:2]).mean(0, keepdim=True))
+    assert list(fusion.confidence) == list(WIDTHS)
+
+
+# ---- simmlm
+
+
+def silent(mix: str) -> torch.nn.Module:
+    fusion = made("simmlm", mix=mix)
+    for parameter in fusion.router[-1].parameters():
+        torch.nn.init.zeros_(parameter)
+    return fusion
+
+
+def test_without_router_weights_it_is_the_mean_of_what_it_mixes() -> None:
+    x = features(patterns(3)[:-1])
+    fusion = silent("logit")
+    close(fusion(x).logits, copy(fusion, made("late_mean"), strict=False)(x).logits)
+    fusion = silent("prob")
+    close(fusion(x).logits, copy(fusion, made("late_mean", space="prob"), strict=False)(x).logits)
+    fusion = silent("log_prob")
+    mean = copy(fusion, made("late_mean"), strict=False)(x).logits
+    close(fusion(x).logits.softmax(-1), mean.softmax(-1))
+
+
+@pytest.mark.parametrize("mix", ["log_prob", "logit", "prob", "feature"])
+def test_a_single_modality_is_its_own_answer_and_weights_add_up_to_one(mix: str) -> None:
+    fusion = made("simmlm", mix=mix)
+    output = fusion(keep_only(features(full(3)), "text"))
+    close(output.logits.softmax(-1), output.unimodal["text"].softmax(-1))
+    aligned, present = fusion.aligned(x := features(full(3)))
+    votes = torch.stack([*fusion(x).unimodal.values()], dim=1)
+    _, weights = fusion._mixture(aligned, votes, present)
+    close(weights.sum(1), torch.ones(3).double())
+
+
+@pytest.mark.parametrize(("mix", "same"), [("log_prob", True), ("logit", False)])
+def test_a_constant_added_to_a_modalitys_logits_matters_only_if_they_are_not_normalised(
+    mix: str, same: bool
+) -> None:
+    fusion, x = made("simmlm", mix=mix), features(full(3))
+    before = fusion(x).logits.softmax(-1)
+    with torch.no_grad():
+        fusion.heads["text"].bias += 3
+    assert torch.allclose(fusion(x).logits.softmax(-1), before) == same
+
+
+def test_the_hinge_shifts_the_gradient_to_more_modalities() -> None:
+    more = torch.tensor([2.0, 1.0], requires_grad=True)
+    fewer = torch.tensor([1.0, 2.0], requires_grad=True)
+    more_beats_fewer(more, fewer, 0.1).sum().backward()
+    close(more.grad, torch.tensor([0.6, 0.5]))
+    close(fewer.grad, torch.tensor([0.4, 0.5]))
+    fewer.grad = None
+    more_beats_fewer(more, fewer, 2.0, detach_fewer=True).sum().backward()
+    close(fewer.grad, torch.tensor([0.5, 0.5]))
+
+
+def test_subsets_are_nested_of_any_size_and_do_not_depend_on_other_rows() -> None:
+    torch.manual_seed(0)
+    present = patterns(4).repeat(600, 1)
+    more, fewer = nested_subsets(present, Draws())
+    assert (fewer <= more).all() and (more <= present).all()
+    count = present.sum(1)
+    assert (fewer.sum(1) < more.sum(1))[count > 1].all()
+    alone = count == 1
+    assert torch.equal(more[alone], present[alone]) and torch.equal(fewer[alone], present[alone])
+    complete = count == 4
+    sizes = more[complete].sum(1)
+    for size in (2, 3, 4):
+        assert abs((sizes == size).double().mean() - 1 / 3) < 4 * (2 / 9 / 600) ** 0.5
+    assert not more[count == 0].any()
+    torch.manual_seed(0)
+    draws = Draws()
+    start = draws.state.clone()
+    first = nested_subsets(full(8), draws)
+    draws.state.copy_(start)
+    second = nested_subsets(torch.cat([full(4), patterns(3)[:4]]), draws)
+    for x, y in zip(first, second, strict=True):
+        assert torch.equal(x[:4], y[:4])
+
+
+def test_the_last_phase_compares_nested_subsets_and_the_first_trains_each_expert() -> None:
+    fusion, x = made("simmlm", alpha=0.2).train(), features(patterns(3))
+    output, criterion = fusion(x), context(8).criterion
+    more, fewer = criterion(output.logits, TARGET), criterion(output.extra["fewer"], TARGET)
+    wanted = (more + fewer) / 2 + 0.2 * (more - fewer).clamp(min=0)
+    found = fusion.loss(output, TARGET, context(8, phase=1))
+    close(found[:-1], wanted[:-1])
+    alone = patterns(3).sum(1) == 1
+    close(found[alone], more[alone])
+    own = torch.stack([criterion(z, TARGET) for z in output.unimodal.values()], dim=1)
+    first = fusion.loss(output, TARGET, context(8, phase=0))
+    close(first[:-1], (own * patterns(3)).sum(1)[:-1])
+    assert [phase.name for phase in fusion.phases] == ["experts", "all"]
+    assert len(made("simmlm", expert_share=0.0).phases) == 1
+    assert "fewer" not in fusion.eval()(x).extra
+
+
+def test_settings_that_reward_failure_are_refused() -> None:
+    for settings in ({"alpha": 0.6}, {"alpha": -0.1}, {"expert_share": 1.0}):
+        with pytest.raises(FusionZooError, match=r"alpha is 0 to 0\.5, or more with"):
+            create_fusion("simmlm", WIDTHS, 8, 4, **settings)
+    assert create_fusion("simmlm", WIDTHS, 8, 4, alpha=0.6, detach_fewer=True).classes_only
+    assert not create_fusion("simmlm", WIDTHS, 8, 4, mix="logit").classes_only

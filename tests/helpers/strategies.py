@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "opm": {"start": 0.0},
     "reconboost": {"epochs": 1, "rectify": 1},
     "cggm": {"window": 1},
-    "relearn": {"every": 1},
+    "relearn": {"every": 1, "clusters": 2},
 }
 WEIGHTED = ("cca_loss", "comm", "contrastive_align", "gmc", "matryoshka", "mmpareto", "symile")
 OFF: dict[str, dict[str, Any]] = {  # a setting that switches a strategy off

@@ -71,9 +71,7 @@ def test_the_nearest_rows_are_those_of_a_full_comparison(write: Write) -> None:
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000])
-def test_blocks_memory_and_stream_give_the_same_rows(
-    block: int, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_memory_and_stream_give_the_same_rows(block: int, write: Write) -> None:
     path, queries = write(fused=drawn(200)), torch.from_numpy(drawn(3, seed=1))
     in_memory = Searcher(path).nearest(queries, "fused", 5)
     streamed = nearest(open_vectors(path).blocks("fused", block), queries, 5)
@@ -140,7 +138,7 @@ def test_ids_search_by_their_rows_and_are_no_hits_themselves(write: Write) -> No
 
 @pytest.mark.needs("faiss")
 def test_an_index_finds_nearly_what_the_exact_search_finds(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     centres = drawn(40, 16, seed=3)
     vectors = centres[np.arange(3000) % 40] + 0.5 * drawn(3000, 16)

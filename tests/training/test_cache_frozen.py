@@ -272,7 +272,7 @@ def test_a_single_pass_is_cached_only_where_asked(
 
 @pytest.mark.parametrize("policy", ["missing", "skip"])
 def test_pictures_that_cannot_be_decoded_count_as_without_the_cache(
-    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, tmp_path: Path
 ) -> None:
     results = []
     for mode in ("on", "off"):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fusionzoo.config import OptimConfig
+from fusionzoo.config import OptimConfig, RunConfig, from_tree
+from fusionzoo.distributed import World
+from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError
 from fusionzoo.model import FusionModel, UnimodalHeads, create_model
+from fusionzoo.scripts.train import main as train
+from fusionzoo.structures import Batch, Phase, StepContext
+from fusionzoo.training import fit
 from fusionzoo.training.freezing import Unfreezing
+from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import (
     Group,
     build_optimizer,
@@ -21,6 +29,8 @@ from fusionzoo.training.optim import (
     rates,
     set_rates,
 )
+from fusionzoo.training.schedules import drops, phased, schedule
+from fusionzoo.training.trainer import Trainer
 
 
 def make(**image: object) -> tuple[FusionModel, UnimodalHeads]:
@@ -193,3 +203,287 @@ def test_a_wrong_optimiser_is_one_clear_error(
         build_optimizer(param_groups(model, heads, cfg), cfg)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ---- schedules
+
+
+WHOLE = [Phase("train", 1.0)]
+QUICK = ["--data.name", "interactions", "--data.samples", "300", "--log", "none"]
+
+
+def curve(steps: int = 100, **settings: object) -> list[float]:
+    factor = schedule(OptimConfig(**settings), steps, 10)  # type: ignore[arg-type]
+    return [factor(step, []) for step in range(steps)]
+
+
+def test_schedules_warm_up_and_then_fall_as_named() -> None:
+    step = curve(schedule="step", warmup=0.1, step_epochs=2, gamma=0.5)
+    assert [step[i] for i in (0, 4, 9, 10, 19, 20, 39, 40, 99)] == pytest.approx(
+        [0.1, 0.5, 1, 1, 1, 0.5, 0.5, 0.25, 0.0625]
+    )
+    cosine = curve(schedule="cosine", warmup=0.0)
+    assert cosine[0] == 1
+    assert cosine[50] == pytest.approx(0.5)
+    assert 0 < cosine[99] < 0.001
+    assert set(curve(schedule="constant", warmup=0)) == {1}
+    linear = curve(schedule="linear", warmup=0.2)
+    assert [linear[i] for i in (0, 19, 20, 60, 99)] == pytest.approx([0.05, 1, 1, 0.5, 0.0125])
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_one_cycle_is_that_of_torch(share: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1.0, total_steps=100, pct_start=share, cycle_momentum=False
+    )
+    wanted = []
+    for _ in range(100):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if len(wanted) < 100:
+            cycle.step()
+    assert curve(schedule="onecycle", warmup=share) == pytest.approx(wanted)
+    assert curve(schedule="onecycle", warmup=0.0)[0] == 1.0
+
+
+def test_a_restarted_schedule_is_a_fresh_one_for_the_steps_that_remain_of_its_phase() -> None:
+    cfg = OptimConfig(warmup=0.1, modality_schedule={"text": "linear"})
+    plan = phased(cfg, WHOLE, 40, 5)
+    for step in range(40):
+        assert plan(step, (), {}) == plan(step)
+    fresh = schedule(cfg, 20, 5, "text")
+    for step in range(20, 40):
+        factors = plan(step, (), {"text": 4, "image": 6})[1]
+        assert factors["text"] == fresh(step - 20, [])
+        assert factors[""] == plan(step)[1][""]
+    assert plan(31, (), {"image": 6})[1]["image"] == 1.0  # the peak, after a warm-up of a step
+    assert plan(20)[1]["text"] < 0.6 < fresh(2, [])
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", step_epochs=2, gamma=0.5)
+    plan = phased(cfg, WHOLE, 12, 2)
+    losses = [1.0, 1.0, 1.0, 1.0]
+    assert plan(8, losses)[1][""] == 0.5
+    assert plan(8, losses, {"text": 3})[1] == {"": 0.5, "text": 1.0}
+    halves = [Phase("a", 0.5), Phase("b", 0.5)]
+    plan = phased(OptimConfig(warmup=0.0), halves, 8, 2)
+    assert plan(6, (), {"text": 1})[1]["text"] == plan(6)[1][""]
+
+
+def test_plateau_drops_as_torchs() -> None:
+    losses = [3, 2, 2, 2, 1, 1.5, 1, 1, 1, 1, 0.5, 0.4]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    # torch's patience is one less
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=1, threshold=0.0
+    )
+    factor = schedule(OptimConfig(schedule="plateau", gamma=0.5, step_epochs=2, warmup=0), 9, 1)
+    for epoch, loss in enumerate(losses):
+        plateau.step(loss)
+        assert factor(epoch, losses[: epoch + 1]) == optimizer.param_groups[0]["lr"]
+    assert drops([], 1) == 0
+
+
+def test_a_group_has_its_own_schedule_and_warm_up_from_when_it_thaws() -> None:
+    own: Any = {"modality_warmup": {"text": 0.5}, "modality_schedule": {"image": "linear"}}
+    cfg = OptimConfig(warmup=0.0, schedule="constant", **own)
+    plan = phased(cfg, WHOLE, 10, 5)
+    assert [plan(step)[1]["text"] for step in (0, 4, 5)] == [0.2, 1, 1]
+    assert [plan(step)[1]["image"] for step in (0, 5)] == [1, 0.5]
+    assert [plan(step)[1][""] for step in (0, 9)] == [1, 1]
+    cfg = OptimConfig(warmup=0.25, schedule="linear", unfreeze_at_epoch={"text": 2})
+    plan = phased(cfg, WHOLE, 18, 5)
+    found = [plan(step)[1]["text"] for step in range(18)]
+    assert found[:10] == [0.0] * 10
+    assert found[10:] == [schedule(cfg, 8, 5)(step, []) for step in range(8)]
+    # With phases too, and with the losses of the phase alone.
+    cfg = OptimConfig(warmup=0.0, schedule="plateau", step_epochs=1, gamma=0.5)
+    plan = phased(cfg, [Phase("a", 0.5), Phase("b", 0.5)], 8, 2)
+    assert plan(3, [1, 1])[1][""] == 0.5
+    assert plan(4, [1, 1])[1][""] == 1.0
+    assert plan(7, [1, 1, 1, 1])[1][""] == 0.5
+
+
+PLANTED = [1.0, 0.9, 0.95, 0.8, 0.85, 0.86, 0.7, 0.9]  # validation losses of eight epochs
+
+
+def plant_validation_losses(patch: pytest.MonkeyPatch) -> None:
+    """Replace the loss of each evaluation in turn: how a real one falls depends on the CPU."""
+    losses, evaluate = iter([*PLANTED, 0.5]), fit.evaluate  # 0.5: the test split
+
+    def planted(*args: Any, **settings: Any) -> dict[str, Any]:
+        return {**evaluate(*args, **settings), "loss": next(losses)}
+
+    patch.setattr(fit, "evaluate", planted)
+
+
+def test_a_resumed_plateau_run_equals_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = ["--optim.schedule", "plateau", "--optim.step_epochs", "1", "--optim.gamma", "0.5"]
+    long += ["--optim.lr", "0.3", "--optim.warmup", "0", "--train.log_every", "1"]
+    long += ["--train.epochs", str(len(PLANTED)), "--data.missing", "0.4"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with monkeypatch.context() as patch:
+        plant_validation_losses(patch)
+        assert train([*QUICK, *long, "--out", str(whole)]) == 0
+    update, left = Trainer._update_weights, iter(range(27))  # in the fifth epoch of six steps
+
+    def broken(trainer: Trainer, *args: Any) -> Any:
+        next(left)
+        return update(trainer, *args)
+
+    with monkeypatch.context() as planted:
+        plant_validation_losses(planted)
+        with monkeypatch.context() as patch, pytest.raises(StopIteration):
+            patch.setattr(Trainer, "_update_weights", broken)
+            train([*QUICK, *long, "--out", str(cut)])
+        assert train(["--resume", "--out", str(cut)]) == 0
+    lines = (whole / "metrics.jsonl").read_text()
+    assert (cut / "metrics.jsonl").read_text() == lines
+    ours, theirs = (
+        torch.load(out / "checkpoints" / "last.pt", weights_only=True)["objective"]
+        for out in (whole, cut)
+    )
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    events = [json.loads(line) for line in lines.splitlines()]
+    rates = [event["lr"]["fusion"] for event in events if event["event"] == "step"]
+    # A loss above the best so far halves the rate of the epochs after it.
+    halvings = [0, 0, 0, 1, 1, 2, 3, 3]
+    assert rates == [0.3 * 0.5**count for count in halvings for _ in range(6)]
+    assert (whole / "groups.json").is_file()
+
+
+# ---- frozen for a time
+
+
+def make_trainer(**optim: Any) -> Trainer:
+    torch.manual_seed(0)
+    encoders = {
+        "image": {"name": "timm/resnet10t", "pretrained": False, "size": 32},
+        "text": {"name": "chars", "dim": 8, "num_layers": 3, "num_heads": 2},
+    }
+    model = create_model("gmu", encoders, 3, dim=8)
+    objective = Objective(model, UnimodalHeads({}, 8, torch.full((3,), 1 / 3)))
+    freeze_unused(objective)
+    cfg = from_tree(RunConfig, {"optim": {"lr": 1e-2, "weight_decay": 0.1, **optim}})
+    groups = param_groups(model, objective.heads, cfg.optim)
+    return Trainer(objective, build_optimizer(groups, cfg.optim), cfg, World())
+
+
+def make_batch() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(256, (6, 5), generator=draw)
+    inputs = {
+        "image": {"pixels": torch.randint(256, (6, 3, 32, 32), generator=draw).to(torch.uint8)},
+        "text": {"input_ids": tokens, "attention_mask": torch.ones(6, 5, dtype=torch.bool)},
+    }
+    present = torch.ones(6, 2, dtype=torch.bool)
+    return Batch([str(row) for row in range(6)], inputs, present, torch.arange(6) % 3)
+
+
+def moved(trainer: Trainer, epoch: float, steps: int = 2) -> set[str]:
+    """Train some steps of an epoch; return the names of the tensors that moved."""
+    model = trainer.module.model
+    before: dict[str, Tensor] = {name: x.clone() for name, x in model.state_dict().items()}
+    for step in range(steps):
+        trainer.step([make_batch()], StepContext(epoch=epoch + step / 10))
+    return {name for name, x in model.state_dict().items() if not torch.equal(x, before[name])}
+
+
+def test_an_encoder_rests_until_its_epoch_with_its_running_statistics() -> None:
+    trainer = make_trainer(unfreeze_at_epoch={"image": 2})
+    for epoch in (0.0, 1.0):
+        names = moved(trainer, epoch)
+        assert not [name for name in names if name.startswith("encoders.image")]
+        assert [name for name in names if name.startswith("encoders.text")]
+        assert not trainer.module.model.encoders["image"].training
+    assert all(p.requires_grad for p in trainer.module.model.encoders["image"].parameters())
+    names = moved(trainer, 2.0)
+    image = {f"encoders.image.{n}" for n in trainer.module.model.encoders["image"].state_dict()}
+    assert image <= names  # weights and running statistics alike
+    assert trainer.module.model.encoders["image"].training
+
+
+def test_an_encoder_that_has_thawed_learns_as_without_the_setting() -> None:
+    plain, waits = make_trainer(), make_trainer(unfreeze_at_epoch={"image": 1})
+    for trainer in (plain, waits):
+        torch.manual_seed(1)  # of dropout
+        for step in range(2):
+            trainer.step([make_batch()], StepContext(epoch=1 + step / 10))
+    theirs = waits.module.state_dict()
+    for name, tensor in plain.module.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_layers_thaw_one_after_another_from_the_last_one_down() -> None:
+    trainer = make_trainer(gradual_unfreeze={"text": 2})
+    text = trainer.module.model.encoders["text"]
+    numbers = {f"encoders.text.{name}": n for name, n in layer_numbers(text).items()}
+    for epoch, lowest in ((0, 4), (1, 4), (2, 3), (3, 3), (4, 2), (6, 1), (8, 0)):
+        names = moved(trainer, epoch)
+        layers = {numbers[name] for name in names & numbers.keys()}
+        assert layers == set(range(lowest, 4)), epoch
+    assert all(module.training for module in text.modules())
+
+
+def test_both_settings_count_from_the_epoch_and_what_is_frozen_for_good_stays_so() -> None:
+    trainer = make_trainer(gradual_unfreeze={"image": 1}, unfreeze_at_epoch={"image": 3})
+    top = list(trainer.module.model.encoders["image"].parameters())[-1]
+    first = next(trainer.module.model.encoders["image"].parameters())
+    assert trainer.freeze_plan.unfreezing.span([top]) == [3, 3]
+    assert trainer.freeze_plan.unfreezing.span([first, top]) == [3, 7]  # five layers
+    encoders = {"text": {"name": "chars", "num_layers": 3, "freeze": "all_but_last_2"}}
+    model = create_model("concat", encoders, 3)
+    text = model.encoders["text"]
+    resting = Unfreezing(model, OptimConfig(gradual_unfreeze={"text": 1}), epochs=4)
+    counts = []
+    for epoch in range(4):
+        assert resting.enter(epoch)
+        assert not resting.enter(epoch)
+        text.train()
+        assert not text.embed.training
+        counts.append(len(resting.resting))
+    assert counts == [26, 12, 0, 0]  # two layers of 12 tensors and the last norm
+    assert not text.transformer.layers.layers[0].training
+    assert text.transformer.layers.layers[1].training
+
+
+@pytest.mark.parametrize("setting", ["unfreeze_at_epoch", "gradual_unfreeze"])
+def test_an_encoder_that_would_never_learn_is_an_error(setting: str) -> None:
+    with pytest.raises(FusionZooError, match=rf"{setting}\.text 12: the run ends after 12"):
+        make_trainer(**{setting: {"text": 12}})
+
+
+def held_bytes(trainer: Trainer, epoch: float) -> int:
+    """Return the size of the activations that a step holds for its backward pass."""
+    sizes: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        trainer.step([make_batch()], StepContext(epoch=epoch))
+    parameters = {p.untyped_storage().data_ptr() for p in trainer.module.parameters()}
+    return sum(size for pointer, size in sizes.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize("name", ["image", "text"])
+def test_layers_below_the_first_trained_one_hold_no_activations(name: str) -> None:
+    waits, plain = make_trainer(gradual_unfreeze={name: 1}), make_trainer()
+    by_epoch = [held_bytes(waits, epoch) for epoch in range(6)]
+    assert by_epoch == sorted(by_epoch)
+    assert by_epoch[0] < by_epoch[1] < by_epoch[2] < by_epoch[-1]
+    assert by_epoch[-1] == held_bytes(plain, 0.0)
+
+
+def test_a_copy_thaws_by_itself() -> None:
+    """Some strategies train a copy of the model for a while."""
+    trainer = make_trainer(gradual_unfreeze={"image": 1})
+    moved(trainer, 1.0)
+    copy = trainer.copy(lambda module: None)
+    image = copy.module.model.encoders["image"]
+    assert {f"encoders.image.{name}" for name, _ in image.named_parameters()} <= moved(copy, 9.0)
+    still = [n for n in moved(trainer, 1.0) if n.startswith("encoders.image.net.conv1")]
+    assert still == []

@@ -81,12 +81,6 @@ def standardised_model() -> FusionModel:
     return model.complete(standardise={"a": measured})
 
 
-def small_batch() -> Batch:
-    present = torch.tensor([[True, True], [False, True], [True, False]])
-    inputs: Any = {"a": {"values": torch.randn(3, 3)}, "b": {"values": torch.randn(3, 4)}}
-    return Batch(["0", "1", "2"], inputs, present, None)
-
-
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_training_features_of_frozen_encoders_are_centred_and_of_one_length(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -147,7 +141,9 @@ def test_a_saved_model_holds_the_statistics(tmp_path: Path) -> None:
 
 
 def test_embed_returns_each_encoders_own_vectors_and_what_is_absent_stays_so() -> None:
-    model, batch = standardised_model(), small_batch()
+    present = torch.tensor([[True, True], [False, True], [True, False]])
+    inputs: Any = {"a": {"values": torch.randn(3, 3)}, "b": {"values": torch.randn(3, 4)}}
+    model, batch = standardised_model(), Batch(["0", "1", "2"], inputs, present, None)
     model.complete(align={"a": nn.Linear(3, 5)})
     vectors, features = model.embed(batch), model.encode(batch)
     values = batch.inputs["a"]["values"]  # type: ignore[call-overload]

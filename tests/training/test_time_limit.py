@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import fusionzoo
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.report import Run
 from fusionzoo.training.tracker import Tracker
+from helpers.trainings import weights
 
 DATA = {"name": "interactions", "samples": 300}
 
@@ -26,12 +26,6 @@ def run(out: Path, **settings: Any) -> Run:
 def read(path: Path) -> dict[str, Any]:
     contents: dict[str, Any] = torch.load(path, weights_only=True)
     return contents
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    contents = read(path)
-    state: dict[str, Tensor] = contents.get("weights") or contents["objective"]
-    return state
 
 
 def test_a_run_out_of_time_reports_and_goes_on_bit_for_bit(
@@ -53,8 +47,7 @@ def test_a_run_out_of_time_reports_and_goes_on_bit_for_bit(
     steps = part.history[-1]["step"]
     assert 0 < steps < whole.history[-1]["step"]
     again = run(tmp_path / "parts", train={"time_limit": None}, resume=True)
-    paths = [tmp_path / name / "checkpoints" / "last.pt" for name in ("whole", "parts")]
-    ours, theirs = (weights(path) for path in paths)
+    ours, theirs = (weights(tmp_path / name) for name in ("whole", "parts"))
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
     found, wanted = ([event["val"]["loss"] for event in x.history] for x in (again, whole))
@@ -85,7 +78,7 @@ def test_a_limit_that_is_no_time_is_one_line(limit: str, tmp_path: Path) -> None
     assert not (tmp_path / "a").exists()
 
 
-def test_limits_in_all_units_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_in_all_units_are_counted() -> None:
     tracker = Tracker(World())
     tracker._created -= 100
     assert all(tracker.is_late(x) for x in ("99s", "1.5m", 99))

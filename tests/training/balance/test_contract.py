@@ -25,17 +25,8 @@ from fusionzoo.testing.strategies import (
     strategy,
 )
 from fusionzoo.training.balance import BALANCE, Balance, LossTerm, StrategyInputs
+from helpers.strategies import SETTINGS
 
-SMALL: dict[str, dict[str, Any]] = {  # a dozen rows suffice; the others have their defaults
-    "cca_loss": {"dim": 2},
-    "comm": {"dim": 3},
-    "contrastive_align": {"dim": 3},
-    "curriculum_dropout": {"ramp": 1},
-    "gmc": {"dim": 3},
-    "symile": {"dim": 3},
-    "reconboost": {"epochs": 1, "rectify": 1},
-    "relearn": {"every": 1, "clusters": 2},
-}
 SLOW = "two_processes_learn_what_one_does"
 QUICK = [check for check in CHECKS if check != SLOW]
 
@@ -48,7 +39,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def small(name: str, teachers: dict[str, Any]) -> Strategy:
-    return Strategy(name, teachers if name == "umt" else SMALL.get(name, {}))
+    return Strategy(name, teachers if name == "umt" else SETTINGS.get(name, {}))
 
 
 @pytest.mark.parametrize("check", QUICK)
