@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from .tools.serve.server import serve as serve
     from .training.report import Run as Run
 
-# Where torch is not loaded yet, its threads wait for each other asleep: those that spin cost ten
-# times the CPU, and time, of a small training beside any other work (results/LOG.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    # Of torch, if it is not loaded yet: threads spin for microseconds while they wait for others,
+    # not for milliseconds, which make a small training beside other work five times as long.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
     from fusionzoo import _unlinked  # noqa: F401, a checkout without symbolic links

@@ -232,10 +232,8 @@ def verdict(summary: Summary, tied: Sequence[str]) -> tuple[str, list[str]]:
     else:
         single = single_title(best.name)
         parts = coverage(summary, chosen, best)
-        first, sentences = (
-            _gain(summary, chosen, best, parts),
-            _coverage_words(summary, best, parts),
-        )
+        first = _gain(summary, chosen, best, parts)
+        sentences = _coverage_words(summary, best, parts)
         if len(summary.of_kind("fusion")) > 1:
             sentences.append(_outcomes(summary, single))
     sentences += _leader(summary, single, tied)
