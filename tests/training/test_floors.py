@@ -69,9 +69,27 @@ def test_what_is_trained_from_scratch_is_not_read_and_the_line_says_what_is(tmp_
     texts = [f"word {x % 3} and {x}" for x in range(ROWS)]
     chars = {**TINY, "text": {"name": "chars", "dim": 8}}
     run = trained(table(text=texts), tmp_path / "a", encoders=chars)
-    assert "linear on tabular" in run.metrics["floors"]
+    assert run.metrics["linear"] == {"tabular": run.metrics["floors"]["linear on tabular"]}
+    assert run.metrics["gain"]["over"] == "linear on tabular"  # its head has learnt two epochs
     only = table(text=texts)[["text", "split", "target"]]
-    assert trained(only, tmp_path / "b", encoders={"text": chars["text"]}).metrics["floors"] == {}
+    assert "floors" not in trained(only, tmp_path / "b", encoders={"text": chars["text"]}).metrics
+
+
+def test_the_gain_is_over_the_best_of_heads_and_linear_models_of_single_modalities(
+    tmp_path: Path,
+) -> None:
+    vectors = np.random.default_rng(1).normal(size=(ROWS, 3))
+    run = trained(table(vector=[*vectors]), tmp_path / "a", encoders={**TINY, "vector": {"dim": 4}})
+    linear, rows = run.metrics["linear"], {row[0]: row[1:] for row in run.results()[1]}
+    assert [*linear] == ["tabular", "vector"]
+    assert linear["tabular"]["r2"] > 0.9 > 0.5 > linear["vector"]["r2"]  # which says nothing
+    for name, figures in linear.items():
+        is_better = figures["r2"] > run.metrics["unimodal"][name]["r2"]
+        assert (f"linear on {name}" in rows) == is_better
+    assert run.metrics["gain"]["over"] == "linear on tabular"
+    mae = run.metrics["test"]["mae"], linear["tabular"]["mae"]
+    assert run.metrics["gain"]["gain"] == pytest.approx(mae[1] - mae[0], abs=1e-4)
+    assert "gain over linear on tabular" in rows
 
 
 @pytest.mark.parametrize("settings", [{"resume": True}, {"trials": 2}, {"seeds": 2}])
