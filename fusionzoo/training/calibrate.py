@@ -297,7 +297,7 @@ def calibration_rows(
     pairs = {"nll": "NLL", "ece": "ECE", "macro_f1": "macro F1 (thresholds)"}
     shown = {k: x for k, x in pairs.items() if any(f"{k}_after" in f for f in figures.values())}
     header = ["", *(["temperature"] if "nll" in shown else []), *shown.values()]
-    header += [f"{COVERAGE:.0%} sets cover", "mean size"]
+    header += [f"{COVERAGE:.0%} sets\ncover", "mean\nsize"]
     rows = []
     for name, values in figures.items():
         row = [name, *([_cell(values, "temperature")] if "nll" in shown else [])]

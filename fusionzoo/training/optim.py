@@ -163,22 +163,22 @@ def _size(name: str, params: list[nn.Parameter], *, trainable: bool) -> dict[str
 
 
 def group_rows(described: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows of the table of groups, from the result of `describe`."""
-    header = ("group", "tensors", "parameters", "lr", "weight decay", "schedule", "warm-up")
-    return (*header, "frozen until"), [_row(group) for group in described]
+    """Return header and rows of the table of groups, from the result of `describe`; of 80 columns
+    where names are short."""
+    header = ("group", "parameters", "lr", "weight\ndecay", "schedule,\nwarm-up", "frozen\nuntil")
+    return header, [_row(group) for group in described]
 
 
 def _row(group: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (group["group"], f"{group['tensors']}", f"{group['parameters']:,}")
+    sizes = (group["group"], f"{group['parameters']:,}")
     if not group["trainable"]:
-        return (*sizes, "-", "-", "-", "-", "the end")
+        return (*sizes, "-", "-", "-", "the end")
     epochs = [str(epoch) for epoch in dict.fromkeys(group["frozen_until"])]
     return (
         *sizes,
         f"{group['lr']:.3g}",
         f"{group['weight_decay']:g}",
-        group["schedule"],
-        f"{100 * group['warmup']:g} %",
+        f"{group['schedule']}, {100 * group['warmup']:g} %",
         f"epoch {' to '.join(epochs)}" if epochs else "-",
     )
 
