@@ -23,7 +23,7 @@ OTHERS |= {"model"}  # a model, of which attributes are named
 PLAIN = {"Module": nn.Module, "ABC": ABC, "Generic": Generic, "Protocol": Protocol}
 PLAIN |= {"NamedTuple": tuple}  # bases of which we know the attributes
 FILE = re.compile(r"[\w./]+\.py")
-DOTTED = re.compile(r"[A-Za-z_]\w*(\.(?!arrow|faiss|json|npy|safetensors)\w+)+")
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.(?!arrow|json|npy|safetensors)\w+)+")
 
 
 @cache

@@ -73,19 +73,6 @@ def test_a_search_gives_the_same_hits_in_every_format(
     assert read_about(out)["model_digest"] == read_about(expected)["model_digest"]
 
 
-@pytest.mark.slow
-@pytest.mark.needs("faiss")
-def test_an_index_of_a_folder_is_built_again_when_a_part_changes(
-    data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = embed(data, tmp_path, "shards")
-    wanted = fz.search(out, id="s8", k=5).ids
-    assert fz.search(out, id="s8", k=5, method="index").ids == wanted
-    embed(data[1:], tmp_path, "shards")
-    fz.search(out, id="s8", method="index")
-    assert "is of another state" in capsys.readouterr().out
-
-
 def test_arrow_memory_is_not_copied(expected: Path, data: Any, tmp_path: Path) -> None:
     before = pa.total_allocated_bytes()
     blocks = list(open_vectors(embed(data, tmp_path, "e.npy")).blocks("a"))

@@ -165,7 +165,7 @@ OF_TESTS = "nightly.csv"  # `make nightly-status` says how old it is
 # Measured once; results/LOG.md says at which commit the command still exists.
 RETIRED = ("audit.csv", "augment.csv", "branches.csv", "cache.csv", "cells.csv", "loader.csv")
 RETIRED += ("linear_skip.csv", "missing_products.csv", "pid.csv", "predict_rows.csv")
-RETIRED += ("retrieval.csv", "rows.csv", "search.csv", "storage.csv")
+RETIRED += ("retrieval.csv", "rows.csv", "storage.csv")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def test_the_nearest_rows_are_those_of_a_full_comparison(write: Write) -> None:
     assert [hit.row for hit in found] == np.argsort(-expected)[:7].tolist()
     assert [hit.cosine for hit in found] == pytest.approx(sorted(expected)[::-1][:7], abs=1e-5)
     assert found.ids[0] == f"s{expected.argmax()}"
-    assert found.method == "exact" and found.searched == 300
+    assert found.searched == 300
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000])
@@ -136,41 +136,6 @@ def test_ids_search_by_their_rows_and_are_no_hits_themselves(write: Write) -> No
         fz.search(path, id="nope")
 
 
-@pytest.mark.needs("faiss")
-def test_an_index_finds_nearly_what_the_exact_search_finds(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    centres = drawn(40, 16, seed=3)
-    vectors = centres[np.arange(3000) % 40] + 0.5 * drawn(3000, 16)
-    path = write(fused=vectors, even=[row % 2 == 0 for row in range(3000)])
-    queries = torch.from_numpy(centres[:20] + 0.5 * drawn(20, 16, seed=4))
-    exact = Searcher(path, method="exact").nearest(queries, "fused", 10)[1]
-    indexed = Searcher(path, method="index")
-    found = indexed.nearest(queries, "fused", 10)[1]
-    about = indexed._indexes["fused"].about
-    assert 1 < about.visited < about.cells and about.recall >= 0.95
-    assert (found[:, :, None] == exact[:, None]).any(1).double().mean() >= 0.95
-    # read again rather than built, and without a row of the query
-    assert "building" in capsys.readouterr().out
-    again = Searcher(path, method="index")
-    hits = again.search(ids=["s0"], k=5).hits
-    assert "building" not in capsys.readouterr().out
-    truth = fz.search(path, id="s0", k=5)
-    assert len({hit.row for hit in hits} & {hit.row for hit in truth}) >= 4
-    assert 0 not in {hit.row for hit in hits}
-    assert "recall@10" in again.search(vector=queries[0]).method
-
-
-@pytest.mark.needs("faiss")
-def test_a_changed_file_gets_a_new_index(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path, query = write(fused=drawn(500)), drawn(1, seed=5)[0]
-    fz.search(path, vector=query, method="index")
-    write(fused=drawn(400, seed=9))
-    found = fz.search(path, vector=query, method="index", k=3)
-    assert "is of another state" in capsys.readouterr().out
-    assert found.ids == fz.search(path, vector=query, k=3).ids
-
-
 def test_what_does_not_fit_is_one_line(write: Write, tmp_path: Path) -> None:
     path = write(fused=drawn(3), image=drawn(3, 4))
     cases: list[tuple[dict[str, Any], str]] = [
@@ -180,7 +145,6 @@ def test_what_does_not_fit_is_one_line(write: Write, tmp_path: Path) -> None:
         ({}, "nothing to search for"),
         ({"text": "a"}, "names no model: --model"),
         ({"text": "a", "model": "nowhere"}, "was embedded by nowhere, which is not there"),
-        ({"vector": [1.0] * 8, "method": "fast"}, "none of auto, exact, index"),
     ]
     for settings, message in cases:
         with pytest.raises(FusionZooError, match=re.escape(message)):
@@ -398,17 +362,3 @@ def test_results_say_how_many_rows_and_hits_lack_what(
     assert "score" in shown and "without image: 199 of 1,999 rows" in shown  # without s0
     alone = fz.search(path, vector=near_texts(path)[0], by="aligned_image")
     assert alone.hits[0].score is None and not any("without" in note for note in alone.notes)
-
-
-@pytest.mark.needs("faiss")
-def test_an_index_of_means_is_refused_where_rows_lack_modalities(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = incomplete(write)
-    query: dict[str, Any] = {"vector": near_texts(path)[0], "by": "aligned"}
-    with pytest.raises(FusionZooError, match="rows lack modalities, and an index of 'aligned'"):
-        fz.search(path, **query, method="index")
-    monkeypatch.setattr("fusionzoo.tools.search.search.MAX_EXACT", 10)
-    assert fz.search(path, **query).method == "exact"
-    complete = fz.search(incomplete(write, images=2000), **query, method="index")
-    assert complete.method.startswith("index") and complete.hits[0].score is None

@@ -38,7 +38,6 @@ class Found:
     hits: list[Hit]
     query: str  # the query in words
     column: str  # the vectors that were compared
-    method: str  # "exact", or the index with its measured recall
     searched: int  # rows that the filter left
     notes: list[str] = field(default_factory=list)
     samples: SearchedSamples = field(
@@ -58,7 +57,7 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values, for JSON."""
-        names = ("query", "column", "method", "searched", "notes")
+        names = ("query", "column", "searched", "notes")
         facts = {name: getattr(self, name) for name in names}
         return facts | {"hits": [asdict(hit) for hit in self.hits]}
 
@@ -101,7 +100,7 @@ def print_found(result: Found) -> None:
         )
         for hit in result.hits
     ]
-    by = f"{result.column} vectors, of {result.searched:,} rows ({result.method})"
+    by = f"{result.column} vectors, of {result.searched:,} rows"
     header = ["id", *["score"] * has_scores, "cosine", *names, *sources]
     print_table(f"Nearest to {escape(result.query)} by {by}", header, rows)
     if folder and sources:

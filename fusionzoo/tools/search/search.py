@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 
 from .found import Found, Hit, print_found
-from .index import Index, UnevenRowsError, open_index
 from .query import (
     check_fit,
     check_lengths,
@@ -44,8 +43,6 @@ from .vectors import (
     unit,
 )
 
-MAX_EXACT = 3_000_000  # rows; larger files get an index
-Method = Literal["auto", "exact", "index"]
 HELP = """
 Search a file of embeddings: `fusionzoo search emb.parquet --text "a red bird" --k 10`.
 
@@ -55,11 +52,9 @@ STANDARD_OUTPUT = "-"
 
 
 class Searcher:
-    """Searches one file repeatedly: the vectors are read once and stay in memory, or indexed.
+    """Searches one file repeatedly: the vectors are read once and stay in memory.
 
-    `method`: "exact"; "index", which builds a FAISS index beside the file (extra `search`); "auto",
-    an index beyond 3,000,000 rows. `stream` reads the file again for each search instead: memory
-    does not grow with the file.
+    `stream` reads the file again for each search instead: memory does not grow with the file.
     """
 
     def __init__(
@@ -68,24 +63,16 @@ class Searcher:
         *,
         model: FusionModel | str = "",
         data: Any = None,
-        method: Method = "auto",
         stream: bool = False,
         plugins: str | Sequence[str] = "",
-        say: Callable[[str], Any] = print,
     ) -> None:
         load_plugins(plugins)  # one may hold the file's format
-        self.file = open_vectors(path)
-        if method not in ("auto", "exact", "index"):
-            raise FusionZooError(f"method={method!r} is none of auto, exact, index")
-        self.method, self.indexed = method, method == "index"
-        self.indexed |= method == "auto" and self.file.rows > MAX_EXACT
-        self._in_memory = not (stream or self.indexed)
-        self.file = replace(self.file, keeps=self._in_memory)
-        self.say, self._plugins, self._data = say, plugins, data
+        self._in_memory = not stream
+        self.file = replace(open_vectors(path), keeps=self._in_memory)
+        self._plugins, self._data = plugins, data
         self._model_source = model
         self._checked: set[str] = set()  # columns whose vectors have the length that the file says
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
-        self._indexes: dict[str, Index | None] = {}  # None: exact search instead
         self._parts: PartsOfRows | None = None
 
     @cached_property
@@ -107,7 +94,6 @@ class Searcher:
         vector: Any = None,
         by: str = "",
         k: int = 10,
-        visited: int | None = None,
     ) -> Found:
         """Return the k rows nearest to a query of media by modality or kind, of ids, of a vector.
 
@@ -132,7 +118,7 @@ class Searcher:
         parts = [self._vectors_of(other, column, rows)] if rows else []
         query = self._query(values, vector, column, parts)
         scale = self._scale(query, column)
-        scores, nearest_rows = self._nearest(query, column, k, allowed, visited, scale)
+        scores, nearest_rows = self._nearest(query, column, k, allowed, scale)
         hits = self._hits(scores[0], nearest_rows[0], scale)
         words = [f"{name} {value}" for name, value in values.items()]
         words += [f"id {sample_id}" for sample_id in ids] + ["a vector"] * (vector is not None)
@@ -141,21 +127,16 @@ class Searcher:
             notes.append(f"no row has {column}")
         notes += self._lacking(column, hits, allowed)
         searched = self.file.rows if allowed is None else int(allowed.sum())
-        how = "exact"
-        if index := self._index(column):
-            how = f"index, recall@10 {index.about.recall:.3f} measured on rows of the file"
-        return Found(hits, " + ".join(words), column, how, searched, notes, self.samples)
+        return Found(hits, " + ".join(words), column, searched, notes, self.samples)
 
-    def nearest(
-        self, queries: Tensor, column: str, k: int, visited: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def nearest(self, queries: Tensor, column: str, k: int) -> tuple[Tensor, Tensor]:
         """Return cosines and rows of the k nearest of each query (Q, D): both (Q, k).
 
         By `aligned` in a file whose rows lack modalities, scores instead of cosines.
         """
         self.file.check_column(column)
         check_fit(self.file, column, queries, "the query")
-        return self._nearest(queries, column, k, None, visited, self._scale(queries, column))
+        return self._nearest(queries, column, k, None, self._scale(queries, column))
 
     def _query(
         self, values: Mapping[str, Any], vector: Any, column: str, parts: list[Tensor]
@@ -203,20 +184,9 @@ class Searcher:
         allowed[list(rows)] = False
         return allowed
 
-    def _index(self, column: str) -> Index | None:
-        """Return the index of a column; None where the search is exact."""
-        if self.indexed and column not in self._indexes:
-            try:
-                self._indexes[column] = open_index(self.file, column, self.say)
-            except UnevenRowsError:
-                if self.method == "index":
-                    raise
-                self._indexes[column] = None
-        return self._indexes.get(column)
-
     def _scale(self, query: Tensor, column: str) -> Scale | None:
         """Return what makes cosines of rows with different modalities comparable, if any are."""
-        if not self.file.parts(column) or self._index(column) is not None:
+        if not self.file.parts(column):
             return None
         if self._parts is None:
             self._parts = PartsOfRows(self.file, column)
@@ -246,13 +216,10 @@ class Searcher:
         column: str,
         k: int,
         allowed: Tensor | None,
-        visited: int | None,
         scale: Scale | None,
     ) -> tuple[Tensor, Tensor]:
         """Return cosines, or the scores of a scale, and rows of the k nearest, both (Q, k)."""
         k = min(k, self.file.rows)
-        if index := self._index(column):
-            return index.search(query, k, allowed, visited)
         if not self._in_memory:
             return nearest(self.file.blocks(column), query, k, allowed, scale=scale)
         vectors, usable = self._matrix(column)
@@ -290,7 +257,7 @@ def search(
     or several), `query` ({modality: value}) and `vector` make one query. Further settings are those
     of `Searcher.search` (`by`, `k`) and of `Searcher`, which answers many queries faster.
     """
-    names = [x for x in ("by", "k", "visited", "ids_from") if x in settings]
+    names = [x for x in ("by", "k", "ids_from") if x in settings]
     asked = {name: settings.pop(name) for name in names}
     if isinstance(embeddings, Searcher):
         if settings:
@@ -316,10 +283,6 @@ class SearchConfig:
     ids_from: str = option("", "file of embeddings that has --id, if it is another one")
     k: Count = option(10, "number of results")
     by: str = option("", "fused | <modality> | aligned | aligned_<modality>; empty = chosen")
-    method: Literal["auto", "exact", "index"] = option(
-        "auto", "exact | index (FAISS, built beside the file) | auto: index beyond 3,000,000 rows"
-    )
-    visited: Count | None = option(None, "cells of the index per query; none = as measured")
     model: str = option("", "model that embeds the query; empty = the one that the file names")
     data: Tree = option({}, "data set with paths and thumbnails; empty = that the file names")
     plugins: str | list[str] = option("", "files or modules with components of your own")
@@ -342,10 +305,8 @@ def _search(cfg: SearchConfig) -> int:
         cfg.embeddings,
         model=cfg.model,
         data=cfg.data or None,
-        method=cfg.method,
         stream=True,
         plugins=cfg.plugins,
-        say=(lambda line: None) if quiet else print,
     )
     text = None if cfg.text is None else str(cfg.text)
     media = {"text": text, "image": cfg.image or None, "audio": cfg.audio or None}
@@ -356,7 +317,6 @@ def _search(cfg: SearchConfig) -> int:
         ids_from=cfg.ids_from,
         by=cfg.by,
         k=cfg.k,
-        visited=cfg.visited,
     )
     if quiet:
         print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False, default=str))
