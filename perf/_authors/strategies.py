@@ -1,20 +1,30 @@
-"""Training strategies beside functions of their authors, on the same numbers."""
+"""Training strategies beside functions of their authors, on the same numbers.
+
+Not compared: no code of their authors was found for `umt`, `unimodal_aux` and `cca_loss`; that of
+`modality_dropout` lacks the step, that of `gblend` the measurement of its weights. SigLIP's authors
+have the loss of CLIP, too, whose own published none; SimMLM's code of `more_fewer` was not at hand.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import scipy.special
 import torch
 import torch.nn.functional as F
 from sklearn import preprocessing
@@ -24,10 +34,10 @@ from torch import Tensor, nn
 
 from fusionzoo import create_model
 from fusionzoo.distributed import World
-from fusionzoo.structures import Features
+from fusionzoo.structures import Features, FusionOutput, StepContext
 from fusionzoo.training.balance import agm, cggm, mixup, mla, ogm_ge, opm, pmr, relearn
 from fusionzoo.training.balance._shared import nt_xent
-from fusionzoo.training.balance.base import BALANCE, StrategyInputs
+from fusionzoo.training.balance.base import BALANCE, LossTerm, MeanLoss, StrategyInputs
 
 from .case import CLASSES, DIM, ROWS, Row
 
@@ -41,12 +51,12 @@ class Functions:
 
     strategy: str
     repository: str
-    names: Mapping[str, tuple[str, ...]]  # file -> functions and classes at its top
+    names: Mapping[str, tuple[str, ...]]  # file -> functions and classes in it
     compare: Callable[[Any], Pairs]
 
 
 def compare_functions(case: Functions, clones: Path) -> list[Row]:
-    """Cut the functions out of the authors' script, run both on the same numbers, return rows."""
+    """Cut the functions out of the authors' script, run both on the CPU, return rows."""
     git = ["git", "-C", str(clones / case.repository.partition("/")[2])]
 
     def answer(*words: str) -> str:
@@ -62,8 +72,9 @@ def compare_functions(case: Functions, clones: Path) -> list[Row]:
     known |= {"LightningModule": nn.Module, "tanh": torch.tanh, "math": math, "func": F}
     known |= {"all_gather_batch_with_grad": list, "Accuracy": lambda *_: torch.zeros(())}
     torch.manual_seed(0)
-    with redirect_stdout(StringIO()):
-        exec("\n".join(parts), known)
+    with redirect_stdout(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec("\n".join(parts).replace("cuda", "cpu"), known)
         pairs = case.compare(SimpleNamespace(**known))
     commit = answer("rev-parse", "--short", "HEAD").strip()
     rows: list[Row] = []
@@ -75,19 +86,36 @@ def compare_functions(case: Functions, clones: Path) -> list[Row]:
 
 
 def definition(text: str, name: str) -> str:
-    """Return the source of a function or class at the top of a script, which may not parse."""
-    found = re.search(rf"^(?:def|class) {name}\b.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise SystemExit(f"no {name} at the top of the authors' script")
-    return found[0]
+    """Return the source of a function or class of a script, which may not parse, or a notebook."""
+    if text.startswith("{"):
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    block = rf"^([ \t]*)(?:def|class) {name}\b.*\n(?:\1[ \t]+.*\n|\1\).*\n|[ \t]*\n)*"
+    match = re.search(block, text + "\n", re.MULTILINE)
+    if match is None:
+        raise SystemExit(f"no {name} in the authors' script")
+    return dedent(match[0])
 
 
-def built(name: str, **settings: Any) -> Any:
+def built(name: str, fusion: str = "concat", **settings: Any) -> Any:
     """Return a strategy for a model of three vectors."""
     vector = {"name": "vector/identity", "kind": "vector", "in_dim": DIM}
-    model = create_model("concat", {x: vector for x in "abc"}, CLASSES, dim=DIM)
+    model = create_model(fusion, {x: vector for x in "abc"}, CLASSES, dim=DIM)
     inputs = StrategyInputs(model, torch.arange(CLASSES).repeat(ROWS), 0, World())
     return BALANCE.create(name, inputs, **settings)
+
+
+def classes(label: Tensor, **place: Any) -> StepContext:
+    """Return a step on a batch of these classes."""
+    batch: Any = SimpleNamespace(target=label)
+    return StepContext(batch=batch, criterion=partial(F.cross_entropy, reduction="none"), **place)
+
+
+def vectors(x: Tensor, present: str = "abc") -> dict[str, Features]:
+    """Return vectors (3, B, D) as features of three modalities, of which some are present."""
+    mask = torch.ones(x.shape[1], 1, dtype=torch.bool)
+    return {
+        n: Features(v[:, None], mask & (n in present), v) for n, v in zip("abc", x, strict=True)
+    }
 
 
 def unit_vectors() -> Tensor:
@@ -332,11 +360,7 @@ def prefixes(code: Any) -> Pairs:
             if key.startswith(f"{size}.")
         }
     )
-    context = SimpleNamespace(
-        batch=SimpleNamespace(target=label),
-        output=SimpleNamespace(embedding=x),
-        criterion=lambda logits, target: F.cross_entropy(logits, target, reduction="none"),
-    )
+    context = classes(label)._replace(output=SimpleNamespace(embedding=x))
     ours = sum(term.values.mean() for term in strategy.extra_losses(context).values())
     return {"loss": (torch.as_tensor(ours), code.Matryoshka_CE_Loss()(layer(x), label))}
 
@@ -353,6 +377,169 @@ def mixed(code: Any) -> Pairs:
     partner = Features(*(part[order] for part in whole))
     ours = mixup.mix(whole, partner, torch.full((ROWS,), share), False).pooled
     return {"features, the same partners and shares": (ours, theirs)}
+
+
+def stages(code: Any, models: list[nn.Module], batch: tuple[Tensor, ...], trained: bool) -> Any:
+    """Train two modalities for a stage each, by their script; return what it logs, by stage.
+
+    Where `trained`, both models count as trained before the first stage.
+    """
+    writer, nothing = mock.Mock(), mock.Mock()
+    code.main.__globals__.update(
+        dict.fromkeys(("os", "setup_seed", "CramedDataset"), nothing),
+        AudioNet=lambda **_: models[0],
+        VisualNet=lambda **_: models[1],
+        DataLoader=lambda **_: [batch],
+        SummaryWriter=lambda _: writer,
+        check_status=lambda stage: stage < 2,
+        device="cpu",
+        init_model=float,
+        init_pretrain=lambda model, _: model,
+        optim=torch.optim,
+        schedule_model=lambda stage, **_: ("audio", "visual")[stage],
+        test=lambda *_: 0.0,
+    )
+    settings = {"dataset": "CREMAD", "n_class": CLASSES, "batch_size": ROWS, "boost_rate": 1.0}
+    settings |= {"epochs_per_stage": 1, "correct_epoch": 0, "m_lr": 0.0, "e_lr": 0.0}
+    settings |= {"use_lr": False, "common_space": False, "use_pretrain": trained}
+    code.main(mock.Mock(**settings, weight1=5.0, weight2=1.0, alpha=ALPHA), "")
+    return {x.args[::2]: torch.tensor(x.args[1]) for x in writer.add_scalar.mock_calls}
+
+
+def boosting(code: Any) -> Pairs:
+    x, label = torch.randn(3, ROWS, DIM), torch.randint(CLASSES, (ROWS,))
+    strategy = built("reconboost", "late_mean", agreement=ALPHA)
+    fusion = strategy.fusion
+    models = [nn.Sequential(nn.Flatten(), fusion.project[n], fusion.heads[n]) for n in "ab"]
+    logged = [stages(code, models, (x[0], x[1], label), trained) for trained in (False, True)]
+    weight = fusion.heads["b"].weight
+    theirs = weight.grad.clone()
+
+    def loss(turn: str, epoch: float) -> Tensor:
+        context = classes(label, turn=turn, epoch=epoch, features=vectors(x, "ab"))
+        term = strategy.main_loss(context, LossTerm.everywhere(torch.zeros(ROWS), 1.0))
+        return term.values.mean()
+
+    first, second = loss("a", 0.0), loss("b", 8.0)
+    (gradient,) = torch.autograd.grad(second, weight)
+    strategy.agreement = 0.0
+    (without,) = torch.autograd.grad(loss("b", 8.0), weight)
+    boosted, gap = "Train/Boosting Loss", "Train/GA Loss"
+    fresh, ready = logged
+    return {
+        "loss of the first stage": (first, ready[boosted, 0]),
+        "loss of the first stage, no model trained before": (first, fresh[boosted, 0]),
+        "loss of the second stage": (second, ready[boosted, 1] + ALPHA * ready[gap, 1]),
+        "gradient of the second stage": (gradient, theirs),
+        "gradient of the second stage, agreement 0": (without, theirs),
+    }
+
+
+def aligned(code: Any) -> Pairs:
+    """Run their functions of jax on NumPy's arrays, as on one device."""
+    left, right, _ = unit_vectors()
+    nn_of_jax = SimpleNamespace(log_sigmoid=lambda x: -np.logaddexp(0, -x))
+    lax = SimpleNamespace(pmean=lambda x, _: x)
+    code.sigmoid_loss.__globals__.update(
+        jnp=np,
+        jax=SimpleNamespace(nn=nn_of_jax, lax=lax, scipy=scipy),
+        all_gather=lambda x, roll=False, only_others=False: x[:0] if only_others else x,
+    )
+    pairs = {}
+    for mode, function in (("clip", code.softmax_loss), ("siglip", code.sigmoid_loss)):
+        strategy = built("contrastive_align", mode=mode)
+        settings = [x.item() for x in (strategy.scale.exp(), strategy.bias) if x is not None]
+        theirs, _ = function(left.numpy(), right.numpy(), *settings)
+        pairs[f"loss, mode {mode}"] = strategy.loss(left, right).mean(), torch.tensor(theirs)
+    return pairs
+
+
+def distilled(code: Any) -> Pairs:
+    embeddings, logits = torch.randn(2, ROWS, DIM), torch.randn(2, ROWS, CLASSES)
+    level = logits[1, :1].expand(ROWS, -1)
+
+    def ours(goal: Tensor, relation: str) -> Tensor:
+        strategy = built("subset_distill", relation=relation, temperature=2.0)
+        outputs = zip(embeddings, (logits[0], goal), strict=True)
+        student, teacher = (FusionOutput(x, z, {}, None) for x, z in outputs)
+        return strategy.distil(student, teacher, torch.ones(ROWS, dtype=torch.bool)).values.mean()
+
+    return {
+        "soft targets": (ours(logits[1], "logits"), code.SoftTarget(2.0)(*logits)),
+        "mad, equal entropies": (ours(level, "mad"), code.MAD()(*embeddings, level)),
+        "mad": (ours(logits[1], "mad"), code.MAD()(*embeddings, logits[1])),
+    }
+
+
+def ramp(code: Any) -> Pairs:
+    strategy = built("curriculum_dropout", rate=0.4, ramp=5.0, schedule="exp")
+    epochs = [x / 4 for x in range(40)]
+    ours = [strategy.rates_at(StepContext(epoch=x))[0] for x in epochs]
+    theirs = [1 - code._prob(x, 10 / 5, 0.6) for x in epochs]
+    return {"rates of hiding, schedule exp": (torch.tensor(ours), torch.tensor(theirs))}
+
+
+def ranked(code: Any) -> Pairs:
+    """Compare on their logits, the mean similarity of a row to the others of a class."""
+    hidden, label = torch.randn(3, ROWS, DIM), torch.randint(CLASSES, (ROWS,))
+    one_hot, context = F.one_hot(label, CLASSES), classes(label)
+    similarity = hidden @ hidden.mT * (1 - torch.eye(ROWS))
+    logits = similarity @ one_hot.float() / one_hot.sum(0)
+    strategy = built("more_fewer", on="confidence", stop_subset=False)
+    steps = [strategy.violation(logits[n + 1], logits[n], context) for n in range(2)]
+    ours = torch.stack([values[mask].sum() for values, mask in steps]).sum()
+    theirs = code.rank_loss(SimpleNamespace(input_num=3), one_hot, label[:, None] + 1, hidden)
+    return {"R on confidence, summed": (ours, theirs)}
+
+
+def weighted(code: Any) -> Pairs:
+    answers, targets = torch.randn(2, 2, ROWS, 1)
+    strategy, s = built("uncertainty", gaussian=True, free_main=True), torch.tensor([0.7, -0.4])
+    errors = (answers - targets).square().mean((1, 2))
+    places = [strategy.place(name) for name in ("", "other")]
+    strategy.log_variances.data[places] = s
+    strategy.main_loss(StepContext(), LossTerm.everywhere(torch.zeros(ROWS), 1.0))
+    means = {n: MeanLoss(x, torch.tensor(ROWS)) for n, x in zip(("", "other"), errors, strict=True)}
+    ours = sum(mean.value for mean in strategy.weigh(means).values())
+    theirs = code.criterion([*answers], [*targets], [*s])
+    return {"loss of squared errors, theirs halved": (torch.as_tensor(ours), theirs / 2)}
+
+
+def blended(code: Any) -> Pairs:
+    """Build their graph of Caffe2 on tensors by name; ours gives the third modality no weight."""
+    x, label = torch.randn(3, ROWS, DIM), torch.randint(CLASSES, (ROWS,))
+    fused, weights = torch.randn(ROWS, CLASSES), (0.2, 0.3, 0.5)
+    strategy = built("gblend")
+    strategy.weights[[0, 1, 3]], strategy.weights[2] = torch.tensor(weights), 0.0
+    heads = strategy.heads.heads
+    blobs = {"audio": heads["a"](x[0]), "visual": heads["b"](x[1]), "both": fused, "label": label}
+
+    def keep(name: str, value: Any) -> str:
+        blobs[name] = value
+        return name
+
+    def softmax_with_loss(inputs: list[str], names: list[str]) -> list[str]:
+        keep(names[1], F.cross_entropy(*(blobs[name] for name in inputs)))
+        return names
+
+    graph = SimpleNamespace(
+        SoftmaxWithLoss=softmax_with_loss,
+        Scale=lambda blob, name, scale: keep(name, scale * blobs[blob]),
+        Sum=lambda names, name: keep(name, sum(blobs[x] for x in names)),
+    )
+    code.add_weighted_loss.__globals__["add_loss"] = lambda _, logits, *rest, prefix: (
+        softmax_with_loss([logits, "label"], ["softmax", f"{prefix}loss"])[1]
+    )
+    shape = {"multi_label": False, "use_convolutional_pred": False, "num_labels": CLASSES}
+    theirs = dict(zip(("audio_weight", "visual_weight", "av_weight"), weights, strict=True))
+    code.add_weighted_loss(
+        graph, ["audio", "visual", "both"], batch_size=ROWS, loss_scale=1.0, **shape, **theirs
+    )
+    context = classes(label, features=vectors(x))
+    fusion = LossTerm.everywhere(context.criterion(fused, label), 1.0)
+    terms = [strategy.main_loss(context, fusion), *strategy.extra_losses(context).values()]
+    ours = torch.stack([term.weight * term.values.mean() for term in terms]).sum()
+    return {"loss of weights already known": (ours, blobs["loss"])}
 
 
 STRATEGIES = (
@@ -404,4 +591,51 @@ STRATEGIES = (
         prefixes,
     ),
     Functions("mixup", "facebookresearch/mixup-cifar10", {"train.py": ("mixup_data",)}, mixed),
+    Functions(
+        "reconboost",
+        "huacong/ReconBoost",
+        {"models/dynamic_net.py": ("DynamicNet",), "train.py": ("main",)},
+        boosting,
+    ),
+    Functions(
+        "contrastive_align",
+        "google-research/big_vision",
+        {
+            "big_vision/trainers/proj/image_text/_deprecated_contrastive.py": (
+                "_avg_pos_logit",
+                "_avg_neg_logit",
+                "softmax_loss",
+                "sigmoid_loss",
+            )
+        },
+        aligned,
+    ),
+    Functions(
+        "subset_distill",
+        "shicaiwei123/MMANet-CVPR2023",
+        {
+            "classification/loss/kd/st.py": ("SoftTarget",),
+            "classification/loss/kd/mad.py": ("MAD",),
+        },
+        distilled,
+    ),
+    Functions(
+        "curriculum_dropout",
+        "pmorerio/curriculum-dropout",
+        {"mnist/evaluate_mnist.py": ("_prob",)},
+        ramp,
+    ),
+    Functions(
+        "gblend",
+        "facebookresearch/VMZ",
+        {"c2/lib/models/loss/loss_creator.py": ("add_weighted_loss",)},
+        blended,
+    ),
+    Functions("more_fewer", "QingyangZhang/CML", {"cpm/CPM_Nets.py": ("rank_loss",)}, ranked),
+    Functions(
+        "uncertainty",
+        "yaringal/multi-task-learning-example",
+        {"multi-task-learning-example-pytorch.ipynb": ("criterion",)},
+        weighted,
+    ),
 )

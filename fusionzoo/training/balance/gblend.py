@@ -29,9 +29,9 @@ class GBlend(Balance):
     w_k = G_k / O_k^2, normalised to sum 1; the model is trained on sum_k w_k L_k. G is at least 0;
     if no head gains, the weights are equal. Measuring takes M + 1 times `epochs` passes over the
     training split. It leaves weights, optimiser, random generators and the order of samples
-    unchanged; the copies are trained without other strategies. Differs from popular code:
-    differences instead of final losses, and no absolute values. Differs from the paper, which
-    trains each head for longer and has no floor for O.
+    unchanged; the copies are trained without other strategies. Differs from popular code (that of
+    the authors reads w_k): differences instead of final losses, and no absolute values. Differs
+    from the paper, which trains each head for longer and has no floor for O.
 
     Missing: a row counts for the heads of the modalities it has.
     Pitfall: one epoch on a small validation split measures noise, and O is squared: with a floor of

@@ -28,8 +28,9 @@ class MoreFewer(Balance):
     against the labels; on "confidence": R = max(0, max_c p_S - max_c p_A), leaving out rows where S
     is right and A wrong. L = L_fusion + mean l(S) + alpha mean R. A is what the row has and S a
     subset drawn uniformly, or with `chain` S_1 in S_2 ... in S_P adds a modality at a time in
-    random order, R and l(S) averaged over the P - 1 steps. All of these
-    passes, that of A too, are without dropout and cost the fusion, not the encoders.
+    random order, R and l(S) averaged over the P - 1 steps. All of these passes, that of A too, are
+    without dropout and cost the fusion, not the encoders. Differs from CML's code, which sums R
+    over rows and steps, and averages l over A and all S.
 
     Missing: a row with fewer than two modalities is left out.
     Pitfall: R also raises l(S), alpha > 1 would unlearn the subsets; `stop_subset` prevents it.

@@ -23,7 +23,8 @@ class ReconBoost(Balance):
     `rectify` epochs of the fusion's own loss on all modalities. Evaluation is unchanged. Differs
     from the paper: the fusion's logits replace boost_rate sum_m z_m in rectification and at test
     time. Differs from the authors' code: only the other modality's side of the agreement term is
-    detached; the code detaches both, which makes its gradient zero.
+    detached; the code detaches both, which makes its gradient zero. In the code, modalities that
+    were not trained yet are not in Phi, and the first stage has the weight lambda1 - lambda2.
 
     Missing: a row takes part in the stages of the modalities it has; absent ones are not in Phi.
     Pitfall: parameters of the fusion that all modalities share change in every stage.

@@ -26,12 +26,12 @@ class Uncertainty(Balance):
     """Weight each loss l_k of the run, those of other strategies too, by exp(-s_k), s_k learnt.
 
     L = sum_k exp(-s_k) l_k + s_k / 2, of squared errors (`gaussian`) sum_k exp(-s_k) l_k / 2 + s_k
-    / 2; penalty "log1p": log(1 + exp(s_k)) instead of s_k / 2. At the optimum exp(s_k) = 2 l_k, and
-    the gradient of the model is that of sum_k log(l_k) / 2, whatever the units of l_k. l_k are
-    means over the rows of all processes, times the weights their strategies give them. s_k starts
-    at 0, stays in [-limit, limit], has 10 times the base learning rate and no weight decay. The
-    fusion's own loss keeps weight 1, so that the meaning of the learning rate stays. Limits, rate
-    and the fixed weight are ours.
+    / 2 (twice that in the authors' code); penalty "log1p": log(1 + exp(s_k)) instead of s_k / 2. At
+    the optimum exp(s_k) = 2 l_k, and the gradient of the model is that of sum_k log(l_k) / 2,
+    whatever the units of l_k. l_k are means over the rows of all processes, times the weights their
+    strategies give them. s_k starts at 0, stays in [-limit, limit], has 10 times the base learning
+    rate and no weight decay. The fusion's own loss keeps weight 1, so that the meaning of the
+    learning rate stays. Limits, rate and the fixed weight are ours.
 
     Missing: a loss for which no row counts leaves its s_k alone.
     Pitfall: a loss near 0 gets the largest weight: the easiest, or the most overfitted. Negative
