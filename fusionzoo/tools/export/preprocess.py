@@ -10,12 +10,7 @@ from fusionzoo.cells import DATE_PARTS, fold
 from fusionzoo.cells import NUMBER as NUMBER_PATTERN
 from fusionzoo.datasets.media.ranges import range_of
 from fusionzoo.datasets.opening.raw_rows import cell_settings
-from fusionzoo.datasets.sources.cell_kinds import (
-    DATE,
-    NUMBER,
-    date_patterns,
-    number_patterns,
-)
+from fusionzoo.datasets.sources.cell_kinds import DATE, NUMBER, date_patterns, number_patterns
 from fusionzoo.datasets.sources.columns import COMMA_NUMBER
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.encoders import Encoder
