@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.cells import DATE_PARTS, fold
 from fusionzoo.cells import NUMBER as NUMBER_PATTERN
-from fusionzoo.cells import fold
 from fusionzoo.datasets.media.ranges import range_of
 from fusionzoo.datasets.opening.raw_rows import cell_settings
 from fusionzoo.datasets.sources.cell_kinds import (
     DATE,
-    DATE_PARTS,
     NUMBER,
     date_patterns,
     number_patterns,
