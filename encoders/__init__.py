@@ -26,7 +26,7 @@ from fusionzoo.registry import import_siblings
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import read_json, shared_checkpoints
-from .image import TIMM_CONFIG, in_timm, timm_models
+from .image import TIMM_CONFIG, in_timm, timm_library
 from .open_clip import CONFIG as OPEN_CLIP_CONFIG
 from .open_clip import library as open_clip_library
 from .weights import WeightsReport, add_lora, load_weights, origin_of
@@ -154,7 +154,7 @@ def _models_of(prefix: str) -> list[str]:
     import torchvision.models as zoo
 
     if prefix in ("timm", "mel"):
-        return timm_models()
+        return list(timm_library().list_models())
     if prefix == "open_clip":
         return list(open_clip_library().list_models())
     modules = {"torchvision": zoo, "torchvision-video": zoo.video}

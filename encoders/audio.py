@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, check_heads, check_known, check_number, one_line
 from fusionzoo.resampling import resampler
-from fusionzoo.structures import Clip, Features, masked_mean
+from fusionzoo.structures import Clip, Features
 
 from ._torchaudio import require_torchaudio
 from .augment import mask_spectrogram
-from .base import ENCODERS, Encoder, Item, Processor, run_by_length
+from .base import ENCODERS, Encoder, Item, Processor, mean_pooled, one_token, run_by_length
 from .image import build_timm, channels_last, remove_unused_head, timm_tokens
 from .weights import PYTORCH_HUB, from_hub
 
@@ -41,8 +41,7 @@ class WaveProcessor(Processor):
     ) -> None:
         if longest * rate < 1:
             raise FusionZooError(f"a clip of at most {longest:g} s is shorter than one sample")
-        if num_windows < 1:
-            raise FusionZooError(f"windows={num_windows}; at least 1 is needed")
+        check_number("windows", num_windows, 1)
         self.rate, self.longest, self.least = rate, longest, least
         self.num_windows = num_windows
 
@@ -164,11 +163,6 @@ def mel_filters(rate: int, num_mels: int, n_fft: int) -> Tensor:
     return torch.minimum(rising, falling).clamp(min=0)
 
 
-def mean_pooled(tokens: Tensor, mask: Tensor) -> Features:
-    """Return features whose pooled vector is the mean of the real tokens."""
-    return Features(tokens, mask, masked_mean(tokens, mask))
-
-
 class WaveEncoder(Encoder):
     """Base of the encoders of waves: clips at `rate` Hz, in windows of at most `longest` s."""
 
@@ -270,23 +264,17 @@ class MelTimm(WaveEncoder):
             silence = math.log(SILENCE) / 5 + 1
             bands = F.pad(bands, (0, width - real_width, 0, height - real_height), value=silence)
         feature_map = self.net.forward_features(rearrange(bands, "b f t -> b 1 f t"))
-        height, width = self._grid(feature_map)
+        if feature_map.ndim == 4:
+            first = 1 if channels_last(self.net) else 2
+            height, width = feature_map.shape[first : first + 2]  # bands and time
+        else:
+            height, width = self.net.patch_embed.grid_size
         # A column is real if it starts before the clip ends; the first one always is.
         samples = self.samples * self.padded[1] / self.size[1]  # that the map's columns span
         starts = torch.arange(width, device=wave.device) * (samples / width)
         is_real = starts < inputs["lengths"].clamp(min=1)[:, None]
         mask = is_real.repeat(1, height)  # tokens are ordered by band, then by time
-        tokens = timm_tokens(self.net, feature_map)
-        return Features(tokens, mask, masked_mean(tokens, mask))
-
-    def _grid(self, feature_map: Tensor) -> tuple[int, int]:
-        """Return the height (bands) and width (time) of the feature map."""
-        if feature_map.ndim == 4:
-            is_last = channels_last(self.net)
-            height, width = feature_map.shape[1:3] if is_last else feature_map.shape[2:4]
-            return height, width
-        height, width = self.net.patch_embed.grid_size
-        return height, width
+        return mean_pooled(timm_tokens(self.net, feature_map), mask)
 
 
 def _build_for(
@@ -354,9 +342,7 @@ class MelStats(WaveEncoder):
         mean = bands.masked_fill(~is_real, 0).sum(-1) / count
         variance = (bands - mean[..., None]).square().masked_fill(~is_real, 0).sum(-1) / count
         pooled = torch.cat([mean, (variance + 1e-12).sqrt()], dim=-1)
-        pooled = pooled.to(self.like.dtype)
-        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
+        return one_token(pooled.to(self.like.dtype))
 
 
 @ENCODERS.register("torchaudio", family="audio", takes_model=True)
@@ -383,17 +369,14 @@ class TorchaudioBundle(WaveEncoder):
         self, model: str, *, pretrained: bool = True, longest: float = 20.0, windows: int = 1
     ) -> None:
         torchaudio = require_torchaudio()
-        bundles = [
-            name
-            for name in dir(torchaudio.pipelines)
-            if hasattr(_bundle(name), "_params") and hasattr(_bundle(name), "get_model")
-        ]
-        if model not in bundles:
-            raise FusionZooError(
-                f"torchaudio has no bundle {model!r}.{did_you_mean(model, [*bundles, 'conformer'])}"
-                f" There are: {', '.join(bundles)}."
-            )
-        bundle = _bundle(model)
+        bundles = {
+            name: bundle
+            for name, bundle in vars(torchaudio.pipelines).items()
+            if hasattr(bundle, "_params") and hasattr(bundle, "get_model")
+        }
+        known = sorted([*bundles, "conformer"])  # which has a class of its own, below
+        check_known(model, known, f"torchaudio has no bundle {model!r}", "There are")
+        bundle: Any = bundles[model]
         super().__init__(int(bundle.sample_rate), longest, windows)
         if pretrained:
             self.net = from_hub(f"torchaudio/{model}", bundle.get_model, PYTORCH_HUB)
@@ -412,10 +395,6 @@ class TorchaudioBundle(WaveEncoder):
             scaled = F.layer_norm(scaled, scaled.shape[-1:])
         layers, _ = self.net.extract_features(scaled)
         return layers[-1]
-
-
-def _bundle(name: str) -> Any:
-    return getattr(require_torchaudio().pipelines, name)
 
 
 @ENCODERS.register("torchaudio/conformer", family="audio")
@@ -458,8 +437,7 @@ class Conformer(WaveEncoder):
     ) -> None:
         super().__init__(rate, longest, windows)
         torchaudio = require_torchaudio()
-        if dim % num_heads:
-            raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
+        check_heads(dim, num_heads)
         self.dim = dim
         self.mel = LogMel(rate, num_mels, 0.025, 0.010)
         # Four frames of 10 ms become one token.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, check_known, did_you_mean
+from fusionzoo.errors import FusionZooError, check_heads, check_known, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, evaluating, masked_mean
 
@@ -34,10 +34,20 @@ WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.C
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+def mean_pooled(tokens: Tensor, mask: Tensor) -> Features:
+    """Return features whose pooled vector is the mean of the real tokens."""
+    return Features(tokens, mask, masked_mean(tokens, mask))
+
+
 def unmasked(tokens: Tensor, pooled: Tensor | None = None) -> Features:
     """Return features whose tokens are all real; without a pooled vector it is their mean."""
     mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-    return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+    return mean_pooled(tokens, mask) if pooled is None else Features(tokens, mask, pooled)
+
+
+def one_token(pooled: Tensor) -> Features:
+    """Return vectors (B, D) as features of one token each."""
+    return unmasked(pooled[:, None], pooled)
 
 
 def encode_items(
@@ -412,6 +422,14 @@ class Encoder(nn.Module):
             part.eval()
         return self
 
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Set `dim` by running a blank item; a model that cannot run it fails here."""
+        self.eval()
+        prepare = self.processor(False)
+        self.dim = self.encode(prepare.collate([prepare.blank()])).tokens.shape[-1]
+        self.train()
+
     def set_channels_last(self) -> None:
         """Store weights and buffers of four dimensions with channels last, in place.
 
@@ -513,8 +531,7 @@ class TokenTransformer(nn.Module):
         self, dim: int, num_layers: int, num_heads: int, dropout: float, max_length: int
     ) -> None:
         super().__init__()
-        if dim % num_heads:
-            raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
+        check_heads(dim, num_heads)
         self.positions = nn.Parameter(torch.randn(max_length, dim) * 0.02)
         layer = nn.TransformerEncoderLayer(
             dim, num_heads, 4 * dim, dropout, "gelu", batch_first=True, norm_first=True
@@ -525,5 +542,4 @@ class TokenTransformer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Features:
         x = x + self.positions[: x.shape[1]]
-        x = self.layers(x, src_key_padding_mask=~mask)
-        return Features(x, mask, masked_mean(x, mask))
+        return mean_pooled(self.layers(x, src_key_padding_mask=~mask), mask)

@@ -102,15 +102,11 @@ class ClipEncoder(ImageEncoder):
         augment = self.augment if train else "none"
         return ClipProcessor(self.preparation, self.num_frames, augment, self.antialias)
 
-    @torch.no_grad()
     def measure(self) -> None:
         """Set `dim` by running a blank clip; a model that cannot run it fails here."""
-        self.eval()
         clip = "clips of {} frames of {} x {}".format(self.num_frames, *self.preparation.size)
         with explained(f"{type(self.net).__name__} cannot encode {clip}"):
-            blank = self.processor(False).blank()["pixels"]
-            self.dim = self.encode({"pixels": blank[None]}).tokens.shape[-1]
-        self.train()
+            super().measure()
 
 
 @ENCODERS.register("hf-video", family="image", takes_model=True)

@@ -205,12 +205,10 @@ def find_file(source: str, name: str) -> Path | None:
 
 def read_json(path: Path) -> Any:
     """Read a small JSON file of a model's folder."""
-    try:
+    with explained(f"{path} cannot be read as JSON", OSError, ValueError, RecursionError):
         if path.stat().st_size > MAX_JSON:
             raise ValueError(f"it has {path.stat().st_size:,} bytes; at most {MAX_JSON:,}")
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FusionZooError(f"{path} cannot be read as JSON: {one_line(error)}") from None
 
 
 def _unusable(source: str, error: Exception) -> FusionZooError:
@@ -231,6 +229,12 @@ def shared_checkpoints() -> Iterator[None]:
         yield
     finally:
         _models.reset(token)
+
+
+def joint_models() -> dict[str, Any]:
+    """Return the joint models that were read in this block of `shared_checkpoints`, by source."""
+    models = _models.get()
+    return {} if models is None else models
 
 
 class Tower(nn.Module):
@@ -364,51 +368,31 @@ def load_tower(
     """
     config = load_auto("AutoConfig", source)
     check_tower(source, config, kind)
-    if config.model_type not in JOINT:
-        if sample is None:
-            raise FusionZooError(
-                f"{source} is a model of several modalities ({config.model_type}):"
-                f" hf-clip/{source} takes the tower of one"
-            )
-        return _any_tower(source, config, kind, pretrained, projects, sample)
-    if not pretrained:
-        tower = Tower(build_model(source, with_one_tower(config, kind)), kind, projects)
-        tower.joint_config = config
-        return tower
-    models = _models.get()
-    models = {} if models is None else models
-    if source not in models:
-        models[source] = load_model(source, True)
-    model, part = models[source], PARTS[kind][0]
-    # A tower leaves the model, so a second one of its kind, with weights of its own, is read anew.
-    if getattr(model, part) is None:
-        model = models[source] = load_model(source, True)
-    tower = aligned(Tower(model, kind, projects))
-    setattr(model, part, None)
-    return tower
-
-
-def _any_tower(
-    source: str,
-    config: Any,
-    kind: str,
-    pretrained: bool,
-    projects: bool,
-    sample: Mapping[str, Tensor],
-) -> AnyTower:
-    """Load or build a tower that `get_*_features` runs; the model stays for another of its kind."""
-    models = _models.get()
-    models = {} if models is None else models
+    part, family = PARTS[kind][0], config.model_type
+    is_known = family in JOINT
+    if not is_known and sample is None:
+        raise FusionZooError(
+            f"{source} is a model of several modalities ({family}): hf-clip/{source} takes the"
+            " tower of one"
+        )
+    models = joint_models()
     if not pretrained:
         model = build_model(source, with_one_tower(config, kind))
-    elif source in models:
-        model = models[source]
-    else:
+    # A `Tower` leaves the model, so a second one of its kind, with its own weights, is read anew.
+    elif source not in models or (is_known and getattr(models[source], part) is None):
         model = models[source] = load_model(source, True)
-    with explained(f"{source}: the {kind} tower of a {config.model_type} cannot be run by itself"):
-        tower = AnyTower(model, kind, projects, sample)
-        tower.joint_config = copy.deepcopy(config)
-        return tower
+    else:
+        model = models[source]
+    if is_known:
+        tower: Tower | AnyTower = Tower(model, kind, projects)
+        if pretrained:
+            setattr(model, part, None)
+            return aligned(tower)
+    else:
+        with explained(f"{source}: the {kind} tower of a {family} cannot be run by itself"):
+            tower = AnyTower(model, kind, projects, sample or {})
+    tower.joint_config = copy.deepcopy(config)
+    return tower
 
 
 def check_tower(source: str, config: Any, kind: str) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.structures import Audio, Clip, Features
 
-from .audio import LEAST, PEAK, WaveProcessor, mean_pooled
-from .base import ENCODERS, Encoder, Item, Processor, run_by_length
+from .audio import LEAST, PEAK, WaveProcessor
+from .base import ENCODERS, Encoder, Item, Processor, mean_pooled, run_by_length, unmasked
 from .hf import (
     aligned,
     build_model,
@@ -206,11 +206,8 @@ class HFAudio(Encoder):
                 net = build_model(source, with_one_tower(config, "audio"))
             self.net, self.config = aligned(audio_part(net, source)), config
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
-        self.rate, self.longest = (
-            self.extractor.sampling_rate,
-            longest_clip(self.extractor, longest),
-        )
-        self.windows = windows
+        self.rate, self.windows = self.extractor.sampling_rate, windows
+        self.longest = longest_clip(self.extractor, longest)
         # SpecAugment refuses short clips, and features must not depend on chance.
         if hasattr(self.net.config, "mask_time_prob"):
             self.net.config.apply_spec_augment = False
@@ -247,11 +244,11 @@ class HFAudio(Encoder):
         tokens, mask = self._run(features, frames)
         if self.layout.way == "padded":
             return mean_pooled(tokens, self._token_mask(tokens, mask, frames))
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        if self.chunk:
-            starts = torch.arange(tokens.shape[1], device=tokens.device) / tokens.shape[1]
-            mask = starts * self.chunk * self.rate < inputs["lengths"].clamp(min=1)[:, None]
-        return mean_pooled(tokens, mask)
+        if not self.chunk:
+            return unmasked(tokens)
+        starts = torch.arange(tokens.shape[1], device=tokens.device) / tokens.shape[1]
+        real = starts * self.chunk * self.rate < inputs["lengths"].clamp(min=1)[:, None]
+        return mean_pooled(tokens, real)
 
     def _run_waves(self, wave: Tensor) -> Tensor:
         scaled = (wave / PEAK).to(next(self.net.parameters()).dtype)
@@ -384,13 +381,11 @@ class HFAudio(Encoder):
             config = self.net.config
             self.layout = LengthHandling(dim=getattr(config, "hidden_size", None) or config.d_model)
             return
-        try:
+        with explained(str(file), TypeError):
             facts = read_json(file)
             if "step" in facts:  # of models saved before padding had an end
                 facts["least"] = facts.pop("step")
             self.layout = LengthHandling(**facts)
-        except TypeError as error:
-            raise FusionZooError(f"{file}: {one_line(error)}") from None
         if self.layout.way not in WAYS or self.layout.least not in LEASTS:
             raise FusionZooError(f"{file}: way is none of {', '.join(WAYS)}, or least too long")
         if self.layout.inner:

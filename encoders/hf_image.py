@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, explained, one_line
+from fusionzoo.errors import FusionZooError, check_choice, explained, one_line
 from fusionzoo.structures import Features
 
 from .base import ENCODERS, unmasked
@@ -124,16 +124,14 @@ class CheckpointImage(ImageEncoder):
             name, side = getattr(self.net, "family", name), self.own.side  # of a tower, its type
             problem = f"{self.reason}; as it prepares them, a {name} cannot encode them"
             square, wide = _picture(side, side), _picture(side, 2 * side)
-            run = partial(self._encode_all, self.own, (square, wide, square))
+            prepared = [self.own(picture) for picture in (square, wide, square)]
+            run = partial(self.encode, self.own.collate(prepared))
         with explained(problem):
             tokens = run().tokens
         self.train()
         if not torch.allclose(tokens[0], tokens[-1], atol=1e-3):
             raise FusionZooError(f"{name} drops patches at random, also in evaluation")
         self.dim = tokens.shape[-1]
-
-    def _encode_all(self, own: OwnProcessor, pictures: Sequence[Tensor]) -> Features:
-        return self.encode(own.collate([own(picture) for picture in pictures]))
 
     def save_assets(self, folder: Path) -> None:
         self.config.save_pretrained(folder)
@@ -310,8 +308,7 @@ class HFImage(CheckpointImage):
         assets: Path | None = None,
     ) -> None:
         super().__init__()
-        if pooling not in ("auto", "cls", "mean"):
-            raise FusionZooError(f"pooling={pooling!r} is none of auto, cls, mean")
+        check_choice("pooling", pooling, ("auto", "cls", "mean"))
         self.pooling = pooling
         source = find_source(model, assets)
         config = load_auto("AutoConfig", source)

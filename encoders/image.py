@@ -14,10 +14,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, one_line
+from fusionzoo.errors import FusionZooError, check_choice, did_you_mean, explained, one_line
 from fusionzoo.structures import Features
 
-from .base import ENCODERS, Encoder, Item, Processor, called_modules, unmasked
+from .base import ENCODERS, Encoder, Item, Processor, called_modules, one_token, unmasked
 from .hf import read_json
 from .weights import PYTORCH_HUB, from_hub, resolve
 
@@ -202,38 +202,32 @@ def without(package: str) -> Iterator[None]:
             del sys.modules[package]
 
 
+def timm_library() -> Any:
+    """Import timm."""
+    with without("wandb"):
+        import timm
+
+    return timm
+
+
 def in_timm(model: str) -> bool:
     """Return whether timm lists a model of this name."""
-    with without("wandb"):
-        import timm
-
-    return bool(timm.is_model(model.partition(".")[0]))
-
-
-def timm_models() -> list[str]:
-    """Return the names of all models of timm."""
-    with without("wandb"):
-        import timm
-
-    return list(timm.list_models())
+    return bool(timm_library().is_model(model.partition(".")[0]))
 
 
 def build_timm(model: str, pretrained: bool, **settings: Any) -> Any:
     """Build a timm model without its classifier."""
-    is_listed = in_timm(model)
-    import timm
-
-    if not is_listed:
+    timm = timm_library()
+    if not in_timm(model):
         near = did_you_mean(model, timm.list_models())
         raise FusionZooError(f"timm has no model {model!r}.{near} timm.list_models() lists them.")
 
     def build(pretrained: bool) -> Any:
         return timm.create_model(model, pretrained=pretrained, num_classes=0, **settings)
 
-    try:
+    problem = f"timm cannot build {model!r} with {settings}"
+    with explained(problem, TypeError, RuntimeError, ValueError):
         net = build(False)
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise FusionZooError(f"timm cannot build {model!r} with {settings}: {error}") from error
     return from_hub(f"timm/{model}", lambda: build(True)) if pretrained else net
 
 
@@ -278,10 +272,7 @@ def build_saved_timm(model: str, config: Path, pretrained: bool, **settings: Any
     All of its weights must be in the checkpoint: timm itself, when it leaves the classifier out,
     takes one that lacks any.
     """
-    with without("wandb"):
-        import timm
-
-    about = read_json(config)
+    timm, about = timm_library(), read_json(config)
     architecture = str(about.get("architecture")) if isinstance(about, dict) else "None"
     if architecture == "None":
         raise FusionZooError(
@@ -324,7 +315,7 @@ def timm_features(net: Any, x: Tensor) -> Features:
     feature_map = net.forward_features(x)
     if not isinstance(feature_map, Tensor):
         pooled = net.forward_head(feature_map, pre_logits=True)
-        return unmasked(pooled[:, None], pooled)
+        return one_token(pooled)
     if feature_map.ndim not in (3, 4):
         raise FusionZooError(f"timm's {type(net).__name__} gives no single feature map")
     tokens = timm_tokens(net, feature_map)
@@ -384,10 +375,8 @@ class ImageEncoder(Encoder):
 
     def set_processing(self, preparation: Preparation, augment: str) -> None:
         """Set how images are prepared, and augmented in training."""
-        choices = ("augment", augment, AUGMENT), ("fit", preparation.fit, FIT)
-        for name, value, known in choices:
-            if value not in known:
-                raise FusionZooError(f"{name}={value!r} is none of {', '.join(known)}")
+        check_choice("augment", augment, AUGMENT)
+        check_choice("fit", preparation.fit, FIT)
         self.preparation, self.augment = preparation, augment
         mean, std = (
             torch.tensor(x, dtype=torch.float32)[:, None, None]
@@ -408,14 +397,6 @@ class ImageEncoder(Encoder):
         # The copy of integers is overwritten: fresh memory costs more than the arithmetic.
         out = None if pixels.is_floating_point() or torch.compiler.is_exporting() else x
         return torch.addcmul(self.shift, x, self.scale, out=out)
-
-    @torch.no_grad()
-    def measure(self) -> None:
-        """Set `dim` by running two blank images; a model that cannot run them fails here."""
-        self.eval()
-        pixels = self.processor(False).blank()["pixels"]
-        self.dim = self.encode({"pixels": torch.stack([pixels, pixels])}).tokens.shape[-1]
-        self.train()
 
 
 @ENCODERS.register("timm", family="image", takes_model=True)
@@ -487,23 +468,12 @@ class TimmImage(ImageEncoder):
             resized=None if fit == "squash" else resized,
         )
         self.set_processing(preparation, augment)
-        hint = ""
+        problem = f"timm/{model} cannot encode images of {height} x {width} in three channels with"
+        problem += f" {model_settings or 'its settings'}"
         if size is not None and "img_size" not in model_settings:
-            hint = f"; a model of one size is built for another by img_size={size}"
-        self._try(f"{model_settings or 'its settings'}", hint, model)
-
-    def _try(self, settings: str, hint: str, model: str) -> None:
-        """Run a blank image, and remove what does not run."""
-        try:
+            problem += f" (a model of one size is built for another by img_size={size})"
+        with explained(problem):
             remove_unused_head(self.net, self.measure)
-        except FusionZooError:
-            raise
-        except Exception as error:
-            height, width = self.preparation.size
-            raise FusionZooError(
-                f"timm/{model} cannot encode images of {height} x {width} in three channels with"
-                f" {settings}: {one_line(error) or type(error).__name__}{hint}"
-            ) from error
 
     def save_assets(self, folder: Path) -> None:
         if self.timm_config is not None:

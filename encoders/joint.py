@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.structures import Features, evaluating, masked_mean
+from fusionzoo.structures import Features
 
-from .base import ENCODERS, Encoder, Processor, unmasked
+from .base import ENCODERS, Encoder, Processor, mean_pooled, unmasked
 from .hf import (
     AnyTower,
     Tower,
@@ -160,17 +160,15 @@ class JointText(Encoder):
         positions = getattr(config, "max_position_embeddings", None) or LONGEST_TEXT
         self.positions = positions - offset
         self.max_length = min(max_length or self.positions, self.positions)
-        prepare = self.processor(False)
         if self.net.family in ("clip", "metaclip_2"):
-            self._check_end(source, prepare.blank()["input_ids"], config.eos_token_id)
+            blank = self.processor(False).blank()
+            self._check_end(source, blank["input_ids"], config.eos_token_id)
         self.eval()
         self.padding = "full" if self.net.family == "siglip" else "batch"
         if isinstance(self.net, AnyTower):
             self.max_length = min(self.max_length, self.positions - 1)
             self._read_padding(assets) if assets else self._find_padding(source)
-        with torch.no_grad():
-            self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
-        self.train()
+        self.measure()
 
     @torch.no_grad()
     def _find_padding(self, source: str) -> None:
@@ -224,7 +222,7 @@ class JointText(Encoder):
         )
         tokens = tokens[:, : ids.shape[1]]
         mask = mask if tokens.shape[1] == mask.shape[1] else mask[:, :1]  # one token, the pooled
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+        return mean_pooled(tokens, mask) if pooled is None else Features(tokens, mask, pooled)
 
     def save_assets(self, folder: Path) -> None:
         self.net.joint_config.save_pretrained(folder)
@@ -277,13 +275,8 @@ class JointAudio(Encoder):
         self.extractor: Any = load_auto("AutoFeatureExtractor", source)
         self.rate = self.extractor.sampling_rate
         self.longest, self.windows = longest_clip(self.extractor, longest), windows
-        prepare = self.processor(False)
-        with (
-            explained(f"{source}: its audio tower cannot encode a clip"),
-            evaluating(self),
-            torch.no_grad(),
-        ):
-            self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
+        with explained(f"{source}: its audio tower cannot encode a clip"):
+            self.measure()
 
     def processor(self, train: bool) -> Processor:
         extractor, windows = self.extractor, self.windows

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean, explained, one_line
-from fusionzoo.structures import Features, evaluating
+from fusionzoo.errors import FusionZooError, did_you_mean, explained
+from fusionzoo.structures import Features
 
 from .base import ENCODERS, Encoder, Item, unmasked
-from .hf import _models, load_auto, load_tokenizer, read_json
+from .hf import joint_models, load_auto, load_tokenizer, read_json
 from .image import FIT, ImageEncoder, Preparation, in_timm, timm_tokens
 from .text import TokenizerProcessor
 from .weights import from_hub, resolve
@@ -45,12 +45,8 @@ _log = logging.getLogger("fusionzoo")
 
 def library() -> Any:
     """Import open_clip."""
-    try:
+    with explained("open_clip/* needs pip install 'fusionzoo[open-clip]'", ImportError):
         return import_module("open_clip")
-    except ImportError as error:
-        raise FusionZooError(
-            f"open_clip/* needs open_clip ({one_line(error)}): pip install 'fusionzoo[open-clip]'"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +168,7 @@ def load_tower(checkpoint: Checkpoint, kind: str, pretrained: bool) -> Any:
     if not pretrained:
         tower = _read(checkpoint, lambda: _build(checkpoint, kind))
     else:
-        models, part = _models.get(), PARTS[kind]
-        models = {} if models is None else models
+        models, part = joint_models(), PARTS[kind]
         key = f"{checkpoint.source} {checkpoint.tag}"
         # A tower leaves the model, so a second one of its kind is read anew.
         if getattr(models.get(key), part, None) is None:
@@ -404,13 +399,6 @@ class OpenClipText(Encoder):
         self.pad_id = OpenClipTokens(self.tokenizer).pad_id
         with explained(f"open_clip/{model} {CANNOT_ENCODE}"):
             self.measure()
-
-    @torch.no_grad()
-    def measure(self) -> None:
-        """Set `dim` by an empty text."""
-        prepare = self.processor(False)
-        with evaluating(self):
-            self.dim = self.encode(prepare.collate([prepare.blank()])).pooled.shape[1]
 
     def processor(self, train: bool) -> OpenClipTokens:
         return OpenClipTokens(self.tokenizer)

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, explained, one_line
-from fusionzoo.structures import Features, masked_mean
+from fusionzoo.structures import Features
 
-from .base import Item, Processor
+from .base import Item, Processor, mean_pooled, unmasked
 from .image import randomly_cropped
 
 SHAPE = ".shape"  # of a tensor's name: the shape that it has in a row, before padding
@@ -137,8 +137,8 @@ class OwnProcessor(Processor):
         masks = [x.bool() for name, x in tensors.items() if name.endswith("mask")]
         mask = next((x for x in masks if x.shape == tokens.shape[:2]), None)
         if mask is None:
-            mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        return Features(tokens, mask, masked_mean(tokens, mask) if pooled is None else pooled)
+            return unmasked(tokens, pooled)
+        return mean_pooled(tokens, mask) if pooled is None else Features(tokens, mask, pooled)
 
 
 def _is_size(x: Tensor) -> bool:

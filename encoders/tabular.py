@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.cells import Cell, category_of, fold, is_number
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_heads, check_known, check_number
 from fusionzoo.structures import Features
 from fusionzoo.targets import decimal_hint
 
-from .base import ENCODERS, Encoder, Item, Processor
+from .base import ENCODERS, Encoder, Item, Processor, one_token, unmasked
 
 UNKNOWN, MISSING, FIRST = 0, 1, 2  # codes: not among the training data, empty, first category
 LIMIT = 100.0  # standard deviations; a number farther from the mean is moved to there
@@ -147,10 +147,7 @@ class TabularProcessor(Processor):
         folded, known = [fold(name) for name in names], [column.name for column in self.columns]
         for name, key in zip(names, folded, strict=True):
             if key not in order:
-                raise FusionZooError(
-                    f"the model reads no column {name!r}.{did_you_mean(name, known)}"
-                    f" It reads: {', '.join(known)}"
-                )
+                check_known(name, known, f"the model reads no column {name!r}", "It reads")
         for key, place in order.items():
             if folded.count(key) != 1:
                 state = "missing" if key not in folded else "there twice"
@@ -301,13 +298,6 @@ class NumberEmbedding(nn.Module):
         return (torch.einsum("bnk,nkd->bnd", codes, weight) + self.bias).relu()
 
 
-def check_counts(**counts: int) -> None:
-    """Raise an error for a setting below 1."""
-    for name, count in counts.items():
-        if count < 1:
-            raise FusionZooError(f"{name}={count}: it must be at least 1")
-
-
 class TabularEncoder(Encoder):
     """Base of the tabular encoders: checks `columns` and tells numbers from categories."""
 
@@ -332,7 +322,8 @@ class TabularEncoder(Encoder):
         self, dim: int, code: NumberCode, *, bins: int, frequencies: int, sigma: float
     ) -> NumberEmbedding | None:
         """Return the embedding of numbers, None for `linear` or without numbers."""
-        check_counts(bins=bins, frequencies=frequencies)
+        check_number("bins", bins, 1)
+        check_number("frequencies", frequencies, 1)
         if not (math.isfinite(sigma) and sigma > 0):
             raise FusionZooError(f"sigma={sigma}: it must be above 0")
         columns = [column for column in self.columns if isinstance(column, Numbers)]
@@ -389,12 +380,6 @@ class FlatEncoder(TabularEncoder):
             parts.append(self.embed(*self.codes(inputs)).flatten(1))
         return torch.cat(parts, dim=1)
 
-    @staticmethod
-    def as_token(pooled: Tensor) -> Features:
-        """Return vectors (B, D) as features of one token each."""
-        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
-
 
 @ENCODERS.register("tabular/mlp", family="tabular")
 class TabularMLP(FlatEncoder):
@@ -445,7 +430,7 @@ class TabularMLP(FlatEncoder):
         self.net = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim))
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        return self.as_token(self.net(self.flat(*self.numbers(inputs), inputs)))
+        return one_token(self.net(self.flat(*self.numbers(inputs), inputs)))
 
 
 def random_signs(*shape: int) -> Tensor:
@@ -518,7 +503,8 @@ class TabM(FlatEncoder):
         number_dim: int = 16,
     ) -> None:
         super().__init__(columns)
-        check_counts(dim=dim, members=members, num_layers=num_layers)
+        for name, count in (("dim", dim), ("members", members), ("num_layers", num_layers)):
+            check_number(name, count, 1)
         self.dim = dim
         width = self.embed_columns(
             category_dim, number_dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
@@ -544,7 +530,7 @@ class TabM(FlatEncoder):
         pooled = (x * self.factors).mean(1) + linear
         if self.linear_of_category is not None:
             pooled = pooled + self.linear_of_category(*self.codes(inputs)).sum(1)
-        return self.as_token(pooled)
+        return one_token(pooled)
 
 
 class ColumnTokens(nn.Module):
@@ -652,8 +638,7 @@ class FTTransformer(TabularEncoder):
         sigma: float = 0.01,
     ) -> None:
         super().__init__(columns)
-        if dim % num_heads:
-            raise FusionZooError(f"num_heads={num_heads} does not divide dim={dim}")
+        check_heads(dim, num_heads)
         self.dim = dim
         embedding = self.embed_numbers(
             dim, numbers, bins=bins, frequencies=frequencies, sigma=sigma
@@ -672,5 +657,4 @@ class FTTransformer(TabularEncoder):
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return Features(x, mask, x[:, 0])
+        return unmasked(x, x[:, 0])

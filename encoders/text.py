@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, check_choice, one_line
 from fusionzoo.structures import Features, evaluating
 
 from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer, run_by_length
@@ -148,8 +148,7 @@ class HFText(Encoder):
     ) -> None:
         super().__init__()
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
-        if pooling not in ("auto", *MODES):
-            raise FusionZooError(f"pooling={pooling!r} is none of {', '.join(('auto', *MODES))}")
+        check_choice("pooling", pooling, ("auto", *MODES))
         source = find_source(model, assets)
         if not Path(source).is_dir():
             refuse_joint(source, model)  # also whether the hub has the model at all

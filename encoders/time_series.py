@@ -13,10 +13,10 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.structures import Features, masked_mean
 
-from .base import ENCODERS, Encoder, Item, Processor
+from .base import ENCODERS, Encoder, Item, Processor, mean_pooled
 from .hf import aligned, find_source, load_auto, load_model
 from .vector import SequenceProcessor
 
@@ -107,8 +107,7 @@ class HFSequence(Encoder):
             self.net.do_mask_input = self.net.config.do_mask_input = False
             self.net.masking = nn.Identity()
         self.max_length = min(max_length or config.context_length, config.context_length)
-        if self.max_length < 1:
-            raise FusionZooError(f"max_length={max_length}: it must be at least 1")
+        check_number("max_length", self.max_length, 1)
         # True means the mean to PatchTST, and the deviation to PatchTSMixer.
         by_std = ("std",) if self.family == "patchtst" else ("std", True)
         self.scales_by_std = getattr(config, "scaling", None) in by_std
@@ -127,7 +126,7 @@ class HFSequence(Encoder):
         tokens = hidden.mean(1) if self.channels == "mean" else rearrange(hidden, pattern)
         mask = self._real_patches(observed, tokens.shape[1] - self.has_class)
         if not self.has_class:
-            return Features(tokens, mask, masked_mean(tokens, mask))
+            return mean_pooled(tokens, mask)
         return Features(tokens, torch.cat([torch.ones_like(mask[:, :1]), mask], 1), tokens[:, 0])
 
     def _real_patches(self, observed: Tensor, count: int) -> Tensor:

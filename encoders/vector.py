@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
-from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer
+from .base import ENCODERS, Encoder, Item, Processor, TokenTransformer, one_token
 
 
 class VectorProcessor(Processor):
@@ -84,9 +84,7 @@ class VectorEncoder(Encoder):
         return VectorProcessor(self.in_dim)
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
-        pooled = self.net(inputs["values"])
-        mask = torch.ones(pooled.shape[0], 1, dtype=torch.bool, device=pooled.device)
-        return Features(pooled[:, None], mask, pooled)
+        return one_token(self.net(inputs["values"]))
 
 
 @ENCODERS.register("vector/identity", family="vector")

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, check_known, explained, one_line
+from fusionzoo.errors import FusionZooError, check_choice, check_known, explained
 from fusionzoo.files import without_folders
 from fusionzoo.structures import evaluating
 
@@ -147,12 +147,11 @@ def load_weights(
     """
     stored, place, prefix = read_weights(resolve(file), prefix)
     state = dict(module.state_dict())
+    check_choice("match", match, ("name", "position"))
     if match == "position":
         pairs = _match_by_position(stored, state, str(file))
-    elif match == "name":
-        pairs = _match_by_name(stored, state, prefix)
     else:
-        raise FusionZooError(f"match={match!r} is neither 'name' nor 'position'")
+        pairs = _match_by_name(stored, state, prefix)
     fitting = {name: key for name, key in pairs.items() if stored[key].shape == state[name].shape}
     report = WeightsReport(
         f"{file}{place}",
@@ -322,30 +321,20 @@ def add_lora(
     for key in settings:
         check_known(key, DEFAULTS, f"{name}.{key}: lora has no such setting")
     torchaudio_or_none()  # if it cannot be imported, transformers, which peft needs, shall not try
-    try:
+    missing = find_spec("peft") is None
+    state = "pip install 'fusionzoo[lora]'" if missing else "installed but cannot be imported"
+    with explained(f"{name} needs peft: {state}"):
         from peft import LoraConfig, inject_adapter_in_model
-    except Exception as error:
-        if find_spec("peft") is None:
-            raise FusionZooError(f"{name} needs peft: pip install 'fusionzoo[lora]'") from error
-        raise FusionZooError(
-            f"{name} needs peft, which is installed but cannot be imported: {one_line(error)}"
-        ) from error
     values = {**DEFAULTS, **settings}
     net = getattr(encoder, "net", encoder)
     called = _called(encoder) if is_new else {key for key, _ in encoder.named_modules()}
     targets = values["targets"] or _default_targets(encoder, called, name)
     targets = [targets] if isinstance(targets, str) else [str(x) for x in targets]
     encoder.requires_grad_(False)
-    try:
-        config = LoraConfig(
-            r=values["r"],
-            lora_alpha=values["alpha"],
-            lora_dropout=values["dropout"],
-            target_modules=targets,
-        )
+    rank, scale, dropout = (values[key] for key in ("r", "alpha", "dropout"))
+    with explained(name, ValueError, TypeError):
+        config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=targets)
         inject_adapter_in_model(config, net)
-    except (ValueError, TypeError) as error:
-        raise FusionZooError(f"{name}: {one_line(error)}") from error
     adapters = {key for key, x in encoder.named_parameters() if x.requires_grad}
     adapted = {key.partition(".lora_")[0] for key in adapters}
     if skipped := sorted(adapted - called):

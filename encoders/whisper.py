@@ -24,8 +24,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.structures import Features
 
 from ._torchaudio import torchaudio_or_none
-from .audio import PEAK, LogMel, WaveEncoder, mean_pooled
-from .base import ENCODERS
+from .audio import PEAK, LogMel, WaveEncoder
+from .base import ENCODERS, mean_pooled
 from .hf import aligned, find_source, load_auto, load_model
 from .weights import resolve
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fusionzoo.errors import FusionZooError, explained, one_line
-from fusionzoo.structures import KINDS, Audio, Features, masked_mean
+from fusionzoo.errors import FusionZooError, check_choice, check_number, explained, one_line
+from fusionzoo.structures import KINDS, Audio, Features
 
-from .base import Encoder, Item, Processor, unread_parameters
+from .base import Encoder, Item, Processor, mean_pooled, one_token, unmasked, unread_parameters
 
 WRAPPED = "wrapped"  # the name that a model folder records for a module that it cannot rebuild
 BLANKS: dict[str, Any] = {  # by kind: a value that stands for a sample without the modality
@@ -65,13 +65,9 @@ class FunctionProcessor(Processor):
         scalars = [name for name, x in items[0].items() if not x.ndim]
         stacked = {name: torch.stack([item[name] for item in items]) for name in scalars}
         rest = [{n: x for n, x in item.items() if n not in scalars} for item in items]
-        try:
+        problem = "the processor must return tensors of one shape, but for the first dimension"
+        with explained(problem, RuntimeError):
             return {**super().collate(rest), **stacked}
-        except RuntimeError as error:
-            raise FusionZooError(
-                "the processor must return tensors of one shape, but for the first dimension:"
-                f" {one_line(error)}"
-            ) from error
 
 
 class WrappedEncoder(Encoder):
@@ -101,9 +97,7 @@ class WrappedEncoder(Encoder):
             mask = inputs.get("attention_mask")
             return self._features(self.module(**inputs), None if mask is None else mask.bool())
         values = inputs["values"]
-        if "lengths" not in inputs:
-            return self._features(self.module(values))
-        if torch.compiler.is_exporting():
+        if "lengths" not in inputs or torch.compiler.is_exporting():
             return self._features(self.module(values))
         lengths = inputs["lengths"]
         different = lengths.unique().tolist()
@@ -120,24 +114,20 @@ class WrappedEncoder(Encoder):
 
     def _features(self, output: Any, mask: Tensor | None = None) -> Features:
         """Turn what the module returned into features."""
+        tokens = getattr(output, "last_hidden_state", output)
         if isinstance(output, Features):
             features = output
+        elif not isinstance(tokens, Tensor) or tokens.ndim not in (2, 3):
+            is_tensor = isinstance(tokens, Tensor)
+            returned = tuple(tokens.shape) if is_tensor else type(output).__name__
+            raise FusionZooError(
+                f"the wrapped module of {self.modality!r} returned {returned}; it must return"
+                " (B, D), (B, T, D), Features, or an output with last_hidden_state"
+            )
+        elif tokens.ndim == 2:
+            features = one_token(tokens)
         else:
-            tokens = getattr(output, "last_hidden_state", output)
-            if not isinstance(tokens, Tensor) or tokens.ndim not in (2, 3):
-                is_tensor = isinstance(tokens, Tensor)
-                returned = tuple(tokens.shape) if is_tensor else type(output).__name__
-                raise FusionZooError(
-                    f"the wrapped module of {self.modality!r} returned {returned}; it must return"
-                    " (B, D), (B, T, D), Features, or an output with last_hidden_state"
-                )
-            if tokens.ndim == 2:
-                mask = torch.ones(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
-                features = Features(tokens[:, None], mask, tokens)
-            else:
-                if mask is None:
-                    mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-                features = Features(tokens, mask, masked_mean(tokens, mask))
+            features = unmasked(tokens) if mask is None else mean_pooled(tokens, mask)
         if features.tokens.shape[-1] != self.dim:
             raise FusionZooError(
                 f"the wrapped module of {self.modality!r} returns features of width"
@@ -164,12 +154,10 @@ def wrap_encoder(
     vector or sequence; default: the modality's name. `blank` is a value for samples that lack the
     modality; only vectors and sequences, and modules that refuse a small black image, need it.
     """
-    if kind is not None and kind not in KINDS:
-        raise FusionZooError(f"kind={kind!r} is none of {', '.join(KINDS)}")
-    if dim < 1:
-        raise FusionZooError(f"dim={dim}; it must be at least 1")
+    check_number("dim", dim, 1)
     encoder = WrappedEncoder(module, dim, processor, blank)
     if kind is not None:
+        check_choice("kind", kind, KINDS)
         encoder.kind = kind
     return encoder
 

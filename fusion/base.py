@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
-from fusionzoo.errors import FusionZooError, check_choice, did_you_mean
+from fusionzoo.errors import FusionZooError, check_choice, check_number, did_you_mean
 from fusionzoo.registry import Entry, Registry
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
@@ -62,8 +62,7 @@ class Fusion(nn.Module):
         if not dims:
             raise FusionZooError("a fusion needs at least one modality: dims={'image': 512, ...}")
         for name, size in (*dims.items(), ("dim", dim), ("num_outputs", num_outputs)):
-            if size < 1:
-                raise FusionZooError(f"{name} = {size}; it must be at least 1")
+            check_number(name, size, 1)
         self.dims, self.dim, self.num_outputs = dict(dims), dim, num_outputs
         self.null = nn.Parameter(torch.zeros(dim))
         self.linear_skip: nn.ModuleDict | None = None  # of `add_linear_skip`

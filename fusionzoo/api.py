@@ -16,7 +16,7 @@ from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
-from fusionzoo.errors import FusionZooError, did_you_mean, keyword_errors
+from fusionzoo.errors import FusionZooError, check_known, keyword_errors
 from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.inputs.data import Data, InMemory, configure, configure_run
 from fusionzoo.memory import keep_freed_memory
@@ -229,11 +229,7 @@ def register(component: C, *, kind: str | None = None, name: str | None = None, 
     `built-in` of a data set, `file` of an embedding format.
     """
     kind = kind or _kind_of(component)
-    if kind not in REGISTRIES:
-        raise FusionZooError(
-            f"kind={kind!r} is no kind of component.{did_you_mean(kind, REGISTRIES)} There are:"
-            f" {', '.join(REGISTRIES)}."
-        )
+    check_known(kind, REGISTRIES, f"kind={kind!r} is no kind of component", "There are")
     if kind in BASES and not (isinstance(component, type) and issubclass(component, BASES[kind])):
         raise FusionZooError(
             f"{component.__name__} is no subclass of {BASES[kind].__name__}, as kind={kind!r} needs"

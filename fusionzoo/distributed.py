@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from fusionzoo.config import DistConfig
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
 from .devices import num_cores, pick_device
 from .memory import keep_freed_memory
@@ -69,17 +69,12 @@ def process_group(cfg: DistConfig, device: str = "auto") -> Iterator[World]:
     rank_arguments: dict[str, Any] = {}
     if cfg.init_method != "env://":
         rank_arguments = {"rank": rank, "world_size": size}
-    try:
+    problem = f"process {rank} of {size} cannot join the others by {cfg.init_method}"
+    with explained(problem, ValueError, RuntimeError, dist.DistError):
+        timeout = timedelta(seconds=cfg.timeout)
         dist.init_process_group(
-            backend,
-            init_method=cfg.init_method,
-            timeout=timedelta(seconds=cfg.timeout),
-            **rank_arguments,
+            backend, init_method=cfg.init_method, timeout=timeout, **rank_arguments
         )
-    except (ValueError, RuntimeError, dist.DistError) as error:
-        raise FusionZooError(
-            f"process {rank} of {size} cannot join the others by {cfg.init_method}: {error}"
-        ) from error
     world = World(rank, size, torch_device)
     try:
         yield world

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, check_heads
+from fusionzoo.errors import check_heads, check_number
 from fusionzoo.structures import Features
 
 from ..base import Fusion
@@ -81,6 +81,14 @@ class TransformerBlock(nn.Module):
         return x + self.dropout(self.mlp(x))
 
 
+def transformer(
+    num_layers: int, dim: int, num_heads: int, dropout: float, *, across: bool = False
+) -> nn.ModuleList:
+    """Return a list of `TransformerBlock`."""
+    blocks = (TransformerBlock(dim, num_heads, dropout, across=across) for _ in range(num_layers))
+    return nn.ModuleList(blocks)
+
+
 class TokenFusion(Fusion):
     """Project each modality's tokens to a common width and add a learned modality embedding."""
 
@@ -141,9 +149,7 @@ class Streams(TokenFusion):
         super().__init__(dims, dim, num_outputs)
         self.channels = [tuple(channel) for channel in channels]
         self.fusion_tokens = nn.Parameter(torch.randn(len(channels), channel_tokens, dim) * 0.02)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(dim, num_heads, dropout) for _ in range(num_layers)
-        )
+        self.blocks = transformer(num_layers, dim, num_heads, dropout)
         self.queries = nn.ParameterDict({name: torch.randn(dim) * 0.02 for name in dims})
         self.channel_queries = nn.Parameter(torch.randn(len(channels), dim) * 0.02)
         self.pool = Attention(dim, num_heads)
@@ -291,8 +297,7 @@ class Router(nn.Module):
         noise: float,
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise FusionZooError(f"top_k={top_k} is not within 1 to num_experts={num_experts}")
+        check_number("top_k", top_k, 1, num_experts + 1)
         self.top_k, self.gate, self.noise = top_k, gate, noise
         self.centres = nn.Parameter(torch.randn(num_experts, dim) * dim**-0.5)
 

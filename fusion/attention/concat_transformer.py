@@ -11,7 +11,7 @@ from torch import nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS
-from ._blocks import TokenFusion, TransformerBlock
+from ._blocks import TokenFusion, transformer
 
 
 @FUSIONS.register(family="attention", paper="Dou et al. 2022, arXiv:2111.02387", reads="tokens")
@@ -56,9 +56,7 @@ class ConcatTransformer(TokenFusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         self.cls = nn.Parameter(torch.randn(dim) * 0.02)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(dim, num_heads, dropout) for _ in range(num_layers)
-        )
+        self.blocks = transformer(num_layers, dim, num_heads, dropout)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)

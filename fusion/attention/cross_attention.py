@@ -11,7 +11,7 @@ from fusionzoo.errors import check_modality
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS
-from ._blocks import TokenFusion, TransformerBlock, join, with_stand_in
+from ._blocks import TokenFusion, join, transformer, with_stand_in
 
 
 @FUSIONS.register(family="attention", paper="Tsai et al. 2019, arXiv:1906.00295", reads="tokens")
@@ -51,9 +51,7 @@ class CrossAttention(TokenFusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         self.query = check_modality("query", query, dims)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(dim, num_heads, dropout, across=True) for _ in range(num_layers)
-        )
+        self.blocks = transformer(num_layers, dim, num_heads, dropout, across=True)
         self.asking = nn.Parameter(torch.randn(dim) * 0.02)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

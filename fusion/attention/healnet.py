@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion
@@ -65,8 +65,7 @@ class HEALNet(Fusion):
         super().__init__(dims, dim, num_outputs)
         sizes = {"num_layers": num_layers, "num_latents": num_latents}
         for name, size in {**sizes, "num_heads": num_heads, "head_dim": head_dim}.items():
-            if size < 1:
-                raise FusionZooError(f"{name}={size}; it must be at least 1")
+            check_number(name, size, 1)
 
         def step(context_dim: int | None) -> Step:
             return Step(dim, context_dim, num_heads, head_dim, dropout)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS, present_mean
-from ._blocks import TokenFusion, TransformerBlock
+from ._blocks import TokenFusion, transformer
 
 
 @FUSIONS.register(family="attention", paper="Nagrani et al. 2021, arXiv:2107.00135", reads="tokens")
@@ -60,17 +60,11 @@ class MBT(TokenFusion):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if not 0 <= fusion_layer <= num_layers:
-            raise FusionZooError(f"fusion_layer={fusion_layer} is not within 0 to {num_layers}")
+        check_number("fusion_layer", fusion_layer, 0, num_layers + 1)
         self.fusion_layer = fusion_layer
         self.bottlenecks = nn.Parameter(torch.randn(num_bottlenecks, dim) * 0.02)
         self.streams = nn.ModuleDict(
-            {
-                name: nn.ModuleList(
-                    TransformerBlock(dim, num_heads, dropout) for _ in range(num_layers)
-                )
-                for name in dims
-            }
+            {name: transformer(num_layers, dim, num_heads, dropout) for name in dims}
         )
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:

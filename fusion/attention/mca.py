@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_number
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS
@@ -63,8 +63,7 @@ class MCA(Streams):
         num_heads: int = 4,
         dropout: float = 0.1,
     ) -> None:
-        if channel_tokens < 1:
-            raise FusionZooError(f"channel_tokens={channel_tokens}; it must be at least 1")
+        check_number("channel_tokens", channel_tokens, 1)
         channels = self.subsets(len(dims), sizes)
         super().__init__(
             dims, dim, num_outputs, channels, channel_tokens, num_layers, num_heads, dropout

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, check_heads
+from fusionzoo.errors import check_heads, check_number
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext, masked_mean
 
 from ..base import FUSIONS, Fusion, present_mean
@@ -57,19 +57,12 @@ class MoMKE(Fusion):
         expert_share: float = 0.5,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if num_layers < 1 or not 0 <= expert_share < 1:
-            raise FusionZooError(
-                f"num_layers={num_layers}, expert_share={expert_share}; at least 1 layer, a share"
-                " of 0 to below 1"
-            )
+        check_number("num_layers", num_layers, 1)
+        check_number("expert_share", expert_share, 0, 1)
         count = len(dims)
         self.project = self.align()
-        self.experts = nn.ModuleDict(
-            {
-                name: nn.ModuleList(ExpertLayer(dim, num_heads) for _ in range(num_layers))
-                for name in dims
-            }
-        )
+        layers = {name: [ExpertLayer(dim, num_heads) for _ in range(num_layers)] for name in dims}
+        self.experts = nn.ModuleDict({name: nn.ModuleList(x) for name, x in layers.items()})
         self.router = nn.ModuleDict({name: perceptron(dim, count) for name in dims})
         self.mix = nn.Linear(count * dim, count * dim)
         self.join = nn.Linear(count * dim, dim)

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, check_choice
+from fusionzoo.errors import check_choice, check_number
 from fusionzoo.structures import Features, FusionOutput, masked_mean
 
 from ..base import FUSIONS, present_mean
-from ._blocks import Attention, TokenFusion, TransformerBlock, attend, join, perceptron
+from ._blocks import Attention, TokenFusion, TransformerBlock, attend, join, perceptron, transformer
 
 
 @FUSIONS.register(
@@ -63,18 +63,13 @@ class Multiway(TokenFusion):
     ) -> None:
         super().__init__(dims, dim, num_outputs)
         check_choice("share", share, ("attention", "none"))
-        if num_layers < 1 or not 0 <= fused_layers <= num_layers:
-            raise FusionZooError(
-                f"num_layers={num_layers}, fused_layers={fused_layers}; at least 1 layer, of which"
-                " 0 to all are fused"
-            )
+        check_number("num_layers", num_layers, 1)
+        check_number("fused_layers", fused_layers, 0, num_layers + 1)
         layer = SharedAttention if share == "attention" else SeparateAttention
         self.layers = nn.ModuleList(
             layer([*dims], dim, num_heads, dropout) for _ in range(num_layers - fused_layers)
         )
-        self.fused = nn.ModuleList(
-            TransformerBlock(dim, num_heads, dropout) for _ in range(fused_layers)
-        )
+        self.fused = transformer(fused_layers, dim, num_heads, dropout)
 
     def forward(self, features: Mapping[str, Features]) -> FusionOutput:
         tokens, masks = self.embedded(features)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS
-from ._blocks import TokenFusion, TokenResampler, TransformerBlock, join
+from ._blocks import TokenFusion, TokenResampler, TransformerBlock, join, transformer
 
 
 @FUSIONS.register(
@@ -64,12 +64,8 @@ class Perceiver(TokenFusion):
         self.resampler = TokenResampler(dim, num_latents, depth, num_heads) if resampler else None
         if self.resampler is None:
             self.latents = nn.Parameter(torch.randn(num_latents, dim) * 0.02)
-            self.read = nn.ModuleList(
-                TransformerBlock(dim, num_heads, dropout, across=True) for _ in range(depth)
-            )
-            self.think = nn.ModuleList(
-                TransformerBlock(dim, num_heads, dropout) for _ in range(depth)
-            )
+            self.read = transformer(depth, dim, num_heads, dropout, across=True)
+            self.think = transformer(depth, dim, num_heads, dropout)
         self.decoder = (
             TransformerBlock(dim, num_heads, dropout, across=True) if io_decoder else None
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, present_mean
@@ -58,8 +58,7 @@ class Zorro(Streams):
         num_heads: int = 4,
         dropout: float = 0.1,
     ) -> None:
-        if num_fusion_tokens < 1:
-            raise FusionZooError(f"num_fusion_tokens={num_fusion_tokens}; it must be at least 1")
+        check_number("num_fusion_tokens", num_fusion_tokens, 1)
         channels = [range(len(dims))]
         sizes = (num_fusion_tokens, num_layers, num_heads, dropout)
         super().__init__(dims, dim, num_outputs, channels, *sizes)

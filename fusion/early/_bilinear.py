@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, check_number
 
 from ..base import product
 
@@ -20,8 +20,7 @@ class Factors(nn.Module):
 
     def __init__(self, dims: Mapping[str, int], width: int) -> None:
         super().__init__()
-        if width < 1:
-            raise FusionZooError(f"factors of width {width}; it must be at least 1")
+        check_number("width", width, 1)
         self.maps = nn.ModuleDict({name: nn.Linear(d, width) for name, d in dims.items()})
 
     def forward(self, pooled: Mapping[str, Tensor]) -> Tensor:
@@ -30,8 +29,7 @@ class Factors(nn.Module):
 
 def narrow(dims: Mapping[str, int], proj_dim: int) -> nn.ModuleDict:
     """Return a linear projection to `proj_dim` for each modality that is wider than that."""
-    if proj_dim < 1:
-        raise FusionZooError(f"proj_dim={proj_dim}; it must be at least 1")
+    check_number("proj_dim", proj_dim, 1)
     wider = {m: nn.Linear(w, proj_dim) for m, w in dims.items() if w > proj_dim}
     return nn.ModuleDict(wider)
 

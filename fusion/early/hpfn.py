@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import einsum
 from torch import nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion
@@ -48,8 +48,8 @@ class HPFN(Fusion):
         rank: int = 4,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if min(order, rank) < 1:
-            raise FusionZooError(f"order={order}, rank={rank}; both must be at least 1")
+        check_number("order", order, 1)
+        check_number("rank", rank, 1)
         width = sum(dims.values()) + 1
         self.factors = nn.Parameter(torch.randn(order, rank, width, dim) * width**-0.5)
         self.head = nn.Linear(dim, num_outputs)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans
@@ -46,8 +46,7 @@ class LMF(Fusion):
         self, dims: Mapping[str, int], dim: int, num_outputs: int, *, rank: int = 4
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if rank < 1:
-            raise FusionZooError(f"rank={rank}; it must be at least 1")
+        check_number("rank", rank, 1)
         self.means = RunningMeans(dims)
         self.factors = nn.ParameterDict(
             {m: torch.randn(rank, w + 1, dim) * (w + 1) ** -0.5 for m, w in dims.items()}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm
@@ -57,8 +57,7 @@ class MCB(Fusion):
         hash_seed: int = 0,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if sketch_dim < 2:
-            raise FusionZooError(f"sketch_dim={sketch_dim}; it must be at least 2")
+        check_number("sketch_dim", sketch_dim, 2)
         self.sketch_dim, self.normalise, self.with_one = sketch_dim, normalise, with_one
         generator = torch.Generator().manual_seed(hash_seed)
         for name, width in dims.items():

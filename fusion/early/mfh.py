@@ -8,7 +8,7 @@ import torch
 from einops import reduce
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans, power_norm, product
@@ -56,8 +56,7 @@ class MFH(Fusion):
         dropout: float = 0.1,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if order < 1:
-            raise FusionZooError(f"order={order}; it must be at least 1")
+        check_number("order", order, 1)
         self.width, self.normalise = width, normalise
         self.means = RunningMeans(dims)
         self.factors = nn.ModuleList(Factors(dims, width * k) for _ in range(order))

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.errors import FusionZooError, check_choice
+from fusionzoo.errors import FusionZooError, check_choice, check_number
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ..base import FUSIONS, Fusion, RunningMeans, present_mean
@@ -67,11 +67,9 @@ class MMDynamics(Fusion):
         super().__init__(dims, dim, num_outputs)
         check_choice("confidence", confidence, ("linear", "sigmoid"))
         width = dim if hidden is None else hidden
-        if width < 1 or gate < 0 or (gate_rank is not None and gate_rank < 1):
-            raise FusionZooError(
-                f"hidden={hidden}, gate={gate}, gate_rank={gate_rank}; they must be at least 1, 0"
-                " and 1"
-            )
+        check_number("hidden", width, 1)
+        check_number("gate", gate, 0)
+        check_number("gate_rank", 1 if gate_rank is None else gate_rank, 1)
         if width != dim and not join:
             raise FusionZooError(f"hidden={hidden}, dim={dim}; they must be equal, or join=true")
         self.sigmoid, self.gate_weight = confidence == "sigmoid", gate

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from einops import rearrange
 from torch import nn
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput
 
 from ..base import FUSIONS, Fusion, RunningMeans
@@ -46,8 +46,7 @@ class MUTAN(Fusion):
         rank: int = 10,
     ) -> None:
         super().__init__(dims, dim, num_outputs)
-        if rank < 1:
-            raise FusionZooError(f"rank={rank}; it must be at least 1")
+        check_number("rank", rank, 1)
         self.means = RunningMeans(dims)
         self.factors = Factors(dims, width)
         self.slices = SlicedProduct(dims, 1, width, rank)

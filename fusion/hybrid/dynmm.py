@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, distributed, nn
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_modality
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 from ..base import FUSIONS, masked_softmax, present_mean
@@ -100,11 +100,7 @@ class DynMM(LateFusion):
             everything = [(*self.dims,)] if len(self.dims) > 1 else []
             return [*((name,) for name in self.dims), *everything]
         for name in (name for branch in branches for name in branch):
-            if name not in self.dims:
-                raise FusionZooError(
-                    f"branches: {name!r} is no modality.{did_you_mean(name, self.dims)}"
-                    f" There are: {', '.join(self.dims)}"
-                )
+            check_modality("branches", name, self.dims)
         subsets = [tuple(name for name in self.dims if name in branch) for branch in branches]
         if not subsets or not all(subsets) or len({*subsets}) < len(subsets):
             raise FusionZooError(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 from fusionzoo.structures import Features, FusionOutput, StepContext
 
 from ._base import LateFusion
@@ -45,11 +45,8 @@ class AveragedEvidence(LateFusion):
         penalise_missing: bool = False,
     ) -> None:
         super().__init__(dims, dim, num_outputs, project=project)
-        if annealing_epochs < 1 or conflict < 0:
-            raise FusionZooError(
-                f"annealing_epochs={annealing_epochs}, conflict={conflict}; they must be at least 1"
-                " and at least 0"
-            )
+        check_number("annealing_epochs", annealing_epochs, 1)
+        check_number("conflict", conflict, 0)
         self.annealing_epochs, self.conflict = annealing_epochs, conflict
         self.penalise_missing = penalise_missing
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import check_number
 
 from ..base import FUSIONS
 from ._conflict import AveragedEvidence
@@ -64,8 +64,7 @@ class DBF(AveragedEvidence):
             conflict=conflict,
             penalise_missing=penalise_missing,
         )
-        if kappa < 1:
-            raise FusionZooError(f"kappa={kappa}; it must be at least 1")
+        check_number("kappa", kappa, 1)
         self.kappa = kappa
 
     def trust(self, conflict: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets.tables.table import word_list
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_fusions
 from fusionzoo.model import refuse_other_answers
 from fusionzoo.training.balance import BALANCE
@@ -83,9 +83,7 @@ def baseline_words(cfg: BenchmarkConfig) -> list[str]:
     known = [HEADS, *BASELINES]
     words = word_list(cfg.baselines)
     for word in words:
-        if word not in (*known, "all", "none"):
-            hint = did_you_mean(word, [*known, "all", "none"])
-            raise FusionZooError(f"--baselines: unknown {word!r}.{hint}")
+        check_known(word, [*known, "all", "none"], f"--baselines: unknown {word!r}", "There are")
     return known if "all" in words else [word for word in known if word in words]
 
 
@@ -127,9 +125,8 @@ def select_balance(names: str | Sequence[str]) -> list[tuple[str, ...]]:
     for word in word_list(names):
         row = () if word in ("none", "") else tuple(name.strip() for name in word.split("+"))
         for name in row:
-            if name not in BALANCE:
-                hint = did_you_mean(name, [*BALANCE, "none"])
-                raise FusionZooError(f"--balance: unknown training strategy {name!r}.{hint}")
+            problem = f"--balance: unknown training strategy {name!r}"
+            check_known(name, [*BALANCE, "none"], problem, "There are")
         rows.append(row)
     return list(dict.fromkeys(rows))
 
@@ -166,11 +163,8 @@ def settings_of(cfg: BenchmarkConfig, candidate: str) -> Settings:
         common.pop("linear_skip", None)  # it is linear already
     specific = dict(cfg.settings.get(base, {}))
     for key in specific:
-        if key not in known and not info.open_ended:
-            raise FusionZooError(
-                f"--settings.{base}.{key}: {name} has no such setting."
-                f"{did_you_mean(key, known)} It has: {', '.join(sorted(known))}."
-            )
+        if not info.open_ended:
+            check_known(key, sorted(known), f"--settings.{base}.{key}: {name} has no such setting")
     settings = common | specific
     return settings if base.startswith(ALONE) else info.to_train(settings)
 

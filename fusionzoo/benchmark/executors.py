@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import ContextVar
 from multiprocessing import active_children, current_process, get_context
@@ -20,7 +20,7 @@ import torch
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.devices import num_cores
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import absolute, load_plugins
 from fusionzoo.progress import progress_bar
@@ -125,7 +125,9 @@ def _map_in_processes(
     arguments = (set_up, dict(os.environ), shared)
     pool = ProcessPoolExecutor(jobs, _process_context(), _set_up_worker, arguments)
     try:
-        futures = _submit(pool, function, pieces)
+        unsent = "the data set cannot be sent to other processes; --jobs 1 needs none"
+        with explained(unsent, PicklingError, AttributeError, TypeError):  # a start pickles
+            futures = {pool.submit(_call_with_shared, function, piece): piece for piece in pieces}
         for future in as_completed(futures, _time_left(deadline)):
             yield futures[future], future.result()
     except (TimeoutError, KeyboardInterrupt) as stop:
@@ -173,17 +175,6 @@ def start_server(cfg: BenchmarkConfig) -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def _submit(
-    pool: ProcessPoolExecutor, function: Function[S, P, R], pieces: Sequence[P]
-) -> dict[Future[R], P]:
-    try:
-        return {pool.submit(_call_with_shared, function, piece): piece for piece in pieces}
-    except (PicklingError, AttributeError, TypeError) as error:  # starting a process pickles
-        raise FusionZooError(
-            f"the data set cannot be sent to other processes ({error}): --jobs 1 needs none"
-        ) from error
 
 
 def _set_up_worker(set_up: SetUp, environment: dict[str, str], shared: Any) -> None:

@@ -108,11 +108,10 @@ def _prior(bench: Bench, job: Job) -> Tensor:
 def train(
     bench: Bench, job: Job, models: Sequence[FusionModel], feed: ProbeFeed | BatchFeed
 ) -> Trained:
-    """Train the models of a job on the training split, with the settings that tuning chose."""
+    """Train the models of a job on the training split."""
     start = time.perf_counter()
-    cfg, fold = training_settings(bench.cfg, job.training), bench.folds[job.fold]
-    targets = _targets(bench, job)
-    trainer = _trainer(bench, job, models, feed, cfg, targets, fold.train)
+    fold, targets = bench.folds[job.fold], _targets(bench, job)
+    trainer = _trainer(bench, job, models, feed, targets, fold.train)
     weights = bench.weights_of(fold.val)
     fits = fit(trainer, feed, targets, fold.train, fold.val, job.seeds, weights)
     return Trained(fits, (time.perf_counter() - start) / len(models))
@@ -127,9 +126,8 @@ def tested_weights(bench: Bench, job: Job, trained: Trained) -> list[Weights]:
         return [fit_result.weights for fit_result in trained.fits]
     epochs = [fit_result.best_epoch for fit_result in trained.fits]
     models, feed = build(bench, job)
-    cfg = training_settings(bench.cfg, job.training)
     rows, targets = learned_rows(bench, bench.folds[job.fold]), _targets(bench, job)
-    trainer = _trainer(bench, job, models, feed, cfg, targets, rows)
+    trainer = _trainer(bench, job, models, feed, targets, rows)
     return refit(trainer, feed, targets, rows, job.seeds, epochs)
 
 
@@ -153,11 +151,11 @@ def _trainer(
     job: Job,
     models: Sequence[FusionModel],
     feed: ProbeFeed | BatchFeed,
-    cfg: BenchmarkConfig,
     targets: Tensor,
     rows: Tensor,
 ) -> FeedTrainer:
-    """Return what trains the models of a job on these rows."""
+    """Return what trains the models of a job on these rows, with the settings that tuning chose."""
+    cfg = training_settings(bench.cfg, job.training)
     tasks = tasks_of(bench, rows).to(targets.device)
     weights = bench.weights_of(rows)
     if len(models) > 1:

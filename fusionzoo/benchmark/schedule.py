@@ -464,7 +464,7 @@ def _parts(
     something to do for both kinds. Of the first fold the cheap part is enough: all folds say more,
     sooner than the costly candidates on one. Where it is done, nothing is left of the first fold.
     """
-    missing = {job.candidate for job in _missing(bench, _first_seeds(bench, candidates))}
+    missing = {job.candidate for job in _missing(bench, candidates, FIRST_SEED)}
     cheap = {name for name in missing if not is_costly(name)}
     compared = [name for name in candidates if not (is_single(name) or is_fitted(name))]
     has_cheap_fusion = not all(map(is_costly, compared))
@@ -522,8 +522,7 @@ def run_shard(
             listed = [job for job in first if _tuned_on(bench, job) is None]
             function = _tune_and_run
         else:
-            list_stage = _first_seeds if stage == FIRST_SEED else _other_seeds
-            missing = _missing(bench, list_stage(bench, candidates))
+            missing = _missing(bench, candidates, stage)
             listed = [job for job in missing if (job.candidate, job.fold) in share]
             function = _run_job
         for job, error in map_unordered(bench.cfg, bench, listed, function, stage, deadline):
@@ -542,8 +541,7 @@ def _run(
     elif stage == DAMAGED:
         listed, function = _not_damaged_yet(bench, candidates, errors), _run_damaged
     else:
-        list_stage = _first_seeds if stage == FIRST_SEED else _other_seeds
-        listed = _missing(bench, list_stage(bench, candidates))
+        listed = _missing(bench, candidates, stage)
     return map_unordered(bench.cfg, bench, listed, function, stage, deadline)
 
 
@@ -564,9 +562,10 @@ def _run_damaged(bench: Bench, job: Job) -> str | None:
     return _guarded(lambda: jobs.run_damaged(bench, job, path_of(bench, job)))
 
 
-def _missing(bench: Bench, listed: Sequence[Job]) -> list[Job]:
-    """Return the jobs that are not done, the cheap candidates first."""
-    missing = [job for job in listed if store.load(path_of(bench, job)) is None]
+def _missing(bench: Bench, candidates: Sequence[str], stage: str) -> list[Job]:
+    """Return the jobs of the first seed or of the others that are not done, cheap ones first."""
+    listed = _first_seeds if stage == FIRST_SEED else _other_seeds
+    missing = [job for job in listed(bench, candidates) if store.load(path_of(bench, job)) is None]
     return sorted(missing, key=_is_costly_job)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusionzoo.cells import Cell, is_number
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.plugins import definition_of
 from fusionzoo.structures import KINDS, Audio, Sample, seed_of
 
@@ -26,6 +26,7 @@ C = TypeVar("C", bound=Corruption)
 CORRUPTIONS: dict[str, dict[str, Corruption]] = {kind: {} for kind in KINDS}  # by kind and name
 # The corruption of each kind that takes a part away and leaves the rest as it is.
 LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
+LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cells"}
 
 
 def corruption(*kinds: str) -> Callable[[C], C]:
@@ -39,11 +40,8 @@ def corruption(*kinds: str) -> Callable[[C], C]:
     def decorate(function: C) -> C:
         name = function.__name__
         for kind in kinds:
-            if kind not in CORRUPTIONS:
-                raise FusionZooError(
-                    f"corruption {name!r}: {kind!r} is no kind of value."
-                    f"{did_you_mean(kind, CORRUPTIONS)} There are: {', '.join(CORRUPTIONS)}."
-                )
+            problem = f"corruption {name!r}: {kind!r} is no kind of value"
+            check_known(kind, CORRUPTIONS, problem, "There are")
             known = CORRUPTIONS[kind].get(name)
             if known is not None and definition_of(known) != definition_of(function):
                 both = f"{definition_of(known)} and {definition_of(function)}"
@@ -246,9 +244,6 @@ def dropout(values: Tensor, severity: int, draw: Random) -> Tensor:
     return values.masked_fill(torch.from_numpy(lost), 0)
 
 
-LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cells"}
-
-
 def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> Any:
     """Corrupt one decoded value: `corrupt(image, "image", "blur", 3)`.
 
@@ -257,11 +252,7 @@ def corrupt(value: Any, kind: str, name: str, severity: int, seed: int = 0) -> A
     if isinstance(value, list):
         seeds = [seed, *(seed_of(seed, number) for number in range(1, len(value)))]
         return [corrupt(x, kind, name, severity, s) for x, s in zip(value, seeds, strict=True)]
-    if name not in CORRUPTIONS[kind]:
-        raise FusionZooError(
-            f"no corruption {name!r} of {kind}.{did_you_mean(name, CORRUPTIONS[kind])}"
-            f" There are: {', '.join(CORRUPTIONS[kind])}."
-        )
+    check_known(name, CORRUPTIONS[kind], f"no corruption {name!r} of {kind}", "There are")
     if severity not in SEVERITIES:
         raise FusionZooError(f"severity {severity}; it is 1 to 5")
     if kind == "audio":

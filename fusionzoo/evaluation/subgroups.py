@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.tables.table import table_columns
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
@@ -133,12 +133,8 @@ def subgroup_cells(dataset: PairedDataset, column: str) -> list[str | None]:
         if pa.types.is_struct(dataset.table[modality].type)
         for name in (x.name for x in dataset.table[modality].type.fields)
     }
-    if column not in inputs:
-        known += [name for name in inputs if name not in known]
-        raise FusionZooError(
-            f"--subgroups: {dataset.source} has no column {column!r}."
-            f"{did_you_mean(column, known)} It has: {', '.join(known)}"
-        )
+    known += [name for name in inputs if name not in known]
+    check_known(column, known, f"--subgroups: {dataset.source} has no column {column!r}")
     cells = pc.struct_field(dataset.chosen(inputs[column]), column)
     return list(cells.cast(pa.string()).to_pylist())
 

@@ -88,6 +88,19 @@ def full(rows: int, modalities: int = 3) -> Tensor:
     return torch.ones(rows, modalities, dtype=torch.bool)
 
 
+def new(make: Maker, modalities: int = 3) -> Fusion:
+    """Build a fusion of the first few modalities as it is, in float64 and evaluation mode."""
+    return make(dict(itertools.islice(DIMS.items(), modalities)), DIM, OUTPUTS).double().eval()
+
+
+def lengthened(inputs: Mapping[str, Features]) -> Inputs:
+    """Append three padded tokens to each modality."""
+    return {
+        name: Features(F.pad(x.tokens, (0, 0, 0, 3), value=7.0), F.pad(x.mask, (0, 3)), x.pooled)
+        for name, x in inputs.items()
+    }
+
+
 def poison(inputs: Mapping[str, Features], value: float) -> Inputs:
     """Overwrite padded tokens, and the pooled vectors of rows without the modality."""
     return {
@@ -118,6 +131,12 @@ def assert_equal(
             row = (x != wanted[name]).flatten(1).any(1).nonzero()[0, 0].item()
             off = (x - wanted[name]).abs().max().item()
             raise AssertionError(f"{why}: {name} differs by {off:.2g}, first in row {row}")
+
+
+def assert_finite_gradients(fusion: Fusion, when: str) -> None:
+    for name, parameter in fusion.named_parameters():
+        finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
+        assert finite, f"the gradient of {name} is not finite {when}"
 
 
 def rows_of(inputs: Mapping[str, Features], rows: Any) -> Inputs:
@@ -198,11 +217,7 @@ def padding_changes_nothing(make: Maker) -> None:
     fusion, inputs = build(make), features(full(4))
     expected = fusion(inputs)
     assert_equal(fusion(poison(inputs, 1e6)), expected, "padded tokens set to 1e6")
-    longer = {
-        name: Features(F.pad(x.tokens, (0, 0, 0, 3), value=7.0), F.pad(x.mask, (0, 3)), x.pooled)
-        for name, x in inputs.items()
-    }
-    assert_equal(fusion(longer), expected, "three padded tokens appended")
+    assert_equal(fusion(lengthened(inputs)), expected, "three padded tokens appended")
 
 
 @CHECKS.add
@@ -453,10 +468,7 @@ def _by_name(inputs: Mapping[str, Features]) -> dict[str, Tensor]:
 def _other_sizes() -> dict[str, Inputs]:
     """Return features of other numbers of rows and tokens than those that were traced."""
     subsets = features(patterns(3), seed=2, dtype=torch.float32, dims=EXPORTED)
-    longer = {
-        name: Features(F.pad(x.tokens, (0, 0, 0, 3)), F.pad(x.mask, (0, 3)), x.pooled)
-        for name, x in rows_of(subsets, slice(0, 5)).items()
-    }
+    longer = lengthened(rows_of(subsets, slice(0, 5)))
     shortest = {n: Features(x.tokens[:, :1], x.mask[:, :1], x.pooled) for n, x in subsets.items()}
     one_row = rows_of(subsets, slice(1, 2))
     cases = {"every subset": subsets, "one row": one_row, "five rows, three more tokens": longer}
@@ -482,7 +494,7 @@ def bfloat16_autocast_is_finite_and_near(make: Maker) -> None:
 def a_state_dict_restores_it_exactly(make: Maker) -> None:
     """Tried: saving the state dict, loading it into a second one; equal to the bit."""
     fusion = build(make)
-    other = make(dict(itertools.islice(DIMS.items(), 3)), DIM, OUTPUTS).double().eval()
+    other = new(make)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
         torch.save(fusion.state_dict(), path)
@@ -514,9 +526,7 @@ def large_features_give_finite_outputs(make: Maker) -> None:
             assert torch.isfinite(x).all(), f"{name} is not finite for features of 1e4 in {kind}"
         fusion.zero_grad()
         loss.backward()
-        for name, parameter in fusion.named_parameters():
-            finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
-            assert finite, f"the gradient of {name} is not finite for features of 1e4 in {kind}"
+        assert_finite_gradients(fusion, f"for features of 1e4 in {kind}")
 
 
 @CHECKS.add
@@ -527,9 +537,7 @@ def gradients_stay_finite_and_do_not_reach_what_is_absent(make: Maker) -> None:
     for x in inputs.values():
         x.tokens.requires_grad_(), x.pooled.requires_grad_()
     loss_of(fusion(inputs)).backward()
-    for name, parameter in fusion.named_parameters():
-        finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
-        assert finite, f"the gradient of {name} is not finite when a modality is absent"
+    assert_finite_gradients(fusion, "when a modality is absent")
     for name, x in inputs.items():
         for tensor, absent in ((x.tokens, ~x.mask), (x.pooled, ~x.mask.any(1))):
             if tensor.grad is not None:
@@ -565,9 +573,7 @@ def its_loss_is_finite_whatever_is_missing(make: Maker) -> None:
         assert not bad, f"the loss is not finite for presence {patterns(3)[bad[:1]].tolist()}"
         fusion.zero_grad()
         loss.sum().backward()
-        for name, parameter in fusion.named_parameters():
-            finite = parameter.grad is None or torch.isfinite(parameter.grad).all()
-            assert finite, f"the gradient of {name} is not finite in training"
+        assert_finite_gradients(fusion, "in training")
         assert own_loss(fusion, fusion(features(full(0))), phase).shape == (0,), "fails on no rows"
 
 
@@ -592,7 +598,7 @@ def a_linear_skip_starts_as_a_linear_model_and_learns(make: Maker) -> None:
     A fusion without a layer that could start at zero refuses the option.
     """
     torch.manual_seed(0)
-    fusion = make(dict(itertools.islice(DIMS.items(), 3)), DIM, OUTPUTS).double().eval()
+    fusion = new(make)
     try:
         skip = (fusion if fusion.linear_skip is not None else fusion.add_linear_skip()).linear_skip
     except FusionZooError:

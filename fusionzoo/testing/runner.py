@@ -9,7 +9,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fusionzoo.errors import FusionZooError, check_choice, did_you_mean
+from fusionzoo.errors import FusionZooError, check_choice, check_known
 from fusionzoo.plugins import definition_of
 
 from .checks import Checks, describe
@@ -112,11 +112,8 @@ def cases(
     check_choice("kind", kind, (*SUITES,))
     suite = SUITES[kind]()
     for name in (*expected_failed, *(names or ())):
-        if name not in suite.checks:
-            raise FusionZooError(
-                f"there is no check {name!r} of {KINDS.get(kind, 'a fusion')}."
-                f"{did_you_mean(name, suite.checks)} There are: {', '.join(suite.checks)}."
-            )
+        problem = f"there is no check {name!r} of {KINDS.get(kind, 'a fusion')}"
+        check_known(name, suite.checks, problem, "There are")
     parameters = []
     for target in targets:
         load = cache(partial(suite.load, _name(target), settings))

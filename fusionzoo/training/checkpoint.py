@@ -12,7 +12,7 @@ import torch
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.devices import gpu_random_state, seed_everything, set_gpu_random_state
 from fusionzoo.distributed import World, from_main, gather, on_main
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.fsdp import (
     full_optimizer_state,
     full_state_dict,
@@ -110,15 +110,14 @@ def restore(
     if data is not None:
         notes += check_data(path, contents["state"], data, anyway=trainer.cfg.resume == "anyway")
     restore_standardise(trainer.module.model, contents["objective"])
-    try:
+    problem = f"{path} belongs to another model"
+    with explained(problem, LookupError, RuntimeError, ValueError, TypeError):
         load_full_state_dict(trainer.module, contents["objective"])
         load_optimizer_state(trainer.optimizer, contents["optimizer"])
         if trainer.ema:
             trainer.ema.load_state_dict(contents["average"])
         if contents["scaler"]:  # empty if the run was not fp16 before
             trainer.scaler.load_state_dict(contents["scaler"])
-    except (LookupError, RuntimeError, ValueError, TypeError) as error:
-        raise FusionZooError(f"{path} belongs to another model: {one_line(error)}") from error
     state = State(**contents["state"])
     steps = gather(state.step, trainer.world)
     if len({*steps}) > 1:

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from fusionzoo.config import OptimConfig, TrainConfig
 from fusionzoo.config.schema import KEYED, UNFREEZING
 from fusionzoo.encoders.base import layer_numbers
-from fusionzoo.errors import FusionZooError, check_known
+from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.fsdp import full_tensor, is_shard, reshard, shard_like
 from fusionzoo.model import FusionModel
 
@@ -204,10 +204,8 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     ):
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}
-    try:
+    with explained(f"--optim.name {cfg.name} with {settings}", TypeError, ValueError, RuntimeError):
         optimizer = kind(groups, **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise FusionZooError(f"--optim.name {cfg.name} with {settings}: {error}") from error
     if isinstance(optimizer, optim.SGD) and settings.get("momentum"):
         # Fused SGD raises if only some parameters of a group have a momentum buffer, which happens
         # with turns and phases. A buffer of zeros equals a missing one.
@@ -232,10 +230,8 @@ def _find(name: str) -> Callable[..., optim.Optimizer]:
 
     names = sorted({*torch_optimizers, *list_optimizers()} - {*UNFIT})
     check_known(name, names, f"unknown optimiser {name!r}", "There are")
-    try:
+    with explained(f"--optim.name {name}", ImportError, AssertionError):
         return get_optimizer_class(name)
-    except (ImportError, AssertionError) as error:
-        raise FusionZooError(f"--optim.name {name}: {error}") from error
 
 
 def set_rates(optimizer: optim.Optimizer, factors: Mapping[str, float]) -> None:

@@ -135,7 +135,7 @@ def test_an_embedding_of_numbers_is_a_linear_map_of_their_code_and_relu(code: Nu
     ("settings", "message"),
     [
         ({"numbers": "pieces"}, "should be 'linear', 'piecewise'"),
-        ({"numbers": "piecewise", "bins": 0}, "bins=0: it must be at least 1"),
+        ({"numbers": "piecewise", "bins": 0}, "bins=0; it must be a number of at least 1"),
         ({"numbers": "periodic", "sigma": 0.0}, "sigma=0.0: it must be above 0"),
         ({"numbers": "piecewise", "columns": [{"name": "b", "mean": 0, "std": 1}]}, "'b' has no"),
     ],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, did_you_mean, explained
+from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.metrics import Metric
@@ -59,17 +59,8 @@ PAGE = (
     *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
     *("p", "outcome"),
     *("missing", "lost", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
-    *(
-        "macs",
-        "latency",
-        "speed",
-        "memory",
-        "ece_debiased",
-        "ece_if_calibrated",
-        "calibration",
-        "brier",
-    ),
-    *("nll", "aurc", "val_accuracy", "tuned_settings"),
+    *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
+    *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
@@ -222,10 +213,7 @@ def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> lis
                 f" `candidate,{metric}`, and may have low, high, source"
             )
     for name in header:
-        if name not in known:
-            raise FusionZooError(
-                f"--external {path}: unknown column {name!r}.{did_you_mean(name, known)}"
-            )
+        check_known(name, sorted(known), f"--external {path}: unknown column {name!r}", "Known are")
     lines = []
     taken = set(measured)
     for number, row in enumerate(rows, start=2):

@@ -90,12 +90,12 @@ def fuse_subset(fusion: nn.Module, features: Mapping[str, Features], keep: Tenso
 class SubsetDraws:
     """Random subsets and orders, from tables over the samples of the training split.
 
-    A table depends on seed, epoch and round alone, so no draw depends on batches, on their order or
-    on the number of processes. Strategies with the same seed draw the same.
+    A table depends on seed, name, epoch and round alone, so no draw depends on batches, on their
+    order or on the number of processes. Strategies with the same seed and name draw the same.
     """
 
-    def __init__(self, size: int, num_modalities: int, seed: int) -> None:
-        self.size, self.num_modalities, self.seed = size, num_modalities, seed
+    def __init__(self, size: int, num_modalities: int, seed: int, name: str = "subsets") -> None:
+        self.size, self.num_modalities, self.seed, self.name = size, num_modalities, seed, name
         self.tables: dict[tuple[int, int], Tensor] = {}  # (epoch, round) -> (N, M) in [0, 1)
 
     def table(self, epoch: int, number: int) -> Tensor:
@@ -103,7 +103,7 @@ class SubsetDraws:
         key = (epoch, number)
         if key not in self.tables:
             self.tables = {k: table for k, table in self.tables.items() if k[0] == epoch}
-            generator = torch.Generator().manual_seed(seed_of(self.seed, "subsets", *key))
+            generator = torch.Generator().manual_seed(seed_of(self.seed, self.name, *key))
             self.tables[key] = torch.rand(self.size, self.num_modalities, generator=generator)
         return self.tables[key]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import check_choice
-from fusionzoo.structures import Batch, StepContext, seed_of
+from fusionzoo.structures import Batch, StepContext
 
 from .base import BALANCE, RunningTrainer, StrategyInputs
 from .modality_dropout import ModalityDropout
@@ -104,9 +104,6 @@ class CurriculumDropout(ModalityDropout):
                     " learnt; raise `target`",
                     stacklevel=2,
                 )
-
-    def draw(self, *key: int) -> torch.Generator:
-        return torch.Generator().manual_seed(seed_of(self.seed, "modality_dropout", *key))
 
     def rates_at(self, context: StepContext) -> list[float]:
         share = self.progress(context.epoch - self.start)

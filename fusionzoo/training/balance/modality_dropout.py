@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusionzoo.structures import Batch, StepContext
 
+from ._shared import SubsetDraws
 from .base import BALANCE, Balance, StrategyInputs
 
 
@@ -49,14 +50,15 @@ class ModalityDropout(Balance):
         self.rates = self.per_modality("rate", rate)
         for q in self.rates.values():
             self.require(0 <= q < 1, f"rate={q:g}; it must be at least 0 and less than 1")
-        self.size = len(inputs.targets)
-        self.tables: dict[tuple[int, int], Tensor] = {}  # (epoch, round) -> (N, M) in [0, 1)
+        self.draws = SubsetDraws(
+            len(inputs.targets), len(self.rates), self.seed, "modality_dropout"
+        )
 
     def active(self, context: StepContext) -> bool:
         return any(self.rates.values()) and super().active(context)
 
     def edit_batch(self, batch: Batch, rows: Tensor, context: StepContext) -> Batch:
-        known = bool(((rows >= 0) & (rows < self.size)).all())
+        known = bool(((rows >= 0) & (rows < self.draws.size)).all())
         self.require(known, "the batch holds samples that are not of the training split")
         present = batch.present.clone()
         undecided = present.sum(1) > 1
@@ -64,7 +66,7 @@ class ModalityDropout(Balance):
         for number in count():
             if not undecided.any():
                 break
-            is_kept = self.table(int(context.epoch), number)[rows] >= rates
+            is_kept = self.draws.table(int(context.epoch), number)[rows] >= rates
             remaining = batch.present & is_kept.to(present.device)
             decided = undecided & remaining.any(1)
             present[decided] = remaining[decided]
@@ -74,12 +76,3 @@ class ModalityDropout(Balance):
     def rates_at(self, context: StepContext) -> list[float]:
         """Return the probability of hiding each modality in a step."""
         return list(self.rates.values())
-
-    def table(self, epoch: int, number: int) -> Tensor:
-        """Return uniform numbers for an epoch's draw `number`: (N, M) in [0, 1)."""
-        key = (epoch, number)
-        if key not in self.tables:
-            self.tables = {k: table for k, table in self.tables.items() if k[0] == epoch}
-            generator = self.draw(*key)
-            self.tables[key] = torch.rand(self.size, len(self.rates), generator=generator)
-        return self.tables[key]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, explained
 
 from .method import Fitted, Inputs, Matrix, Method, Setting, least
 
@@ -117,10 +117,8 @@ def find_weights(kind: str) -> Path:
 
 
 def _tabicl() -> Any:
-    try:
+    with explained("TabICL needs pip install 'fusionzoo[tfm]'", ImportError):
         return importlib.import_module("tabicl")
-    except ImportError:
-        raise FusionZooError("TabICL is not installed: pip install 'fusionzoo[tfm]'") from None
 
 
 def principal_components(learned: Inputs, asked: Inputs) -> tuple[Matrix, Matrix]:
