@@ -24,8 +24,8 @@ SUITE = "tests/test_suite.py"
         ("fusion/late/qmf.py", CONTRACT, True),  # found by its file name in a linked folder
         ("fusion/late/qmf.py", SUITE, False),
         ("fusionzoo/registry.py", CONTRACT, True),
-        ("fusionzoo/tools/search/index.py", SEARCH, True),
-        ("fusionzoo/tools/search/index.py", CONTRACT, False),
+        ("fusionzoo/tools/search/vectors.py", SEARCH, True),
+        ("fusionzoo/tools/search/vectors.py", CONTRACT, False),
         ("fusionzoo/benchmark/report/page.html", "tests/benchmark/test_page.py", True),
         ("fusionzoo/distributed.py", "tests/training/test_gradients.py", True),
         ("train.py", "tests/training/test_interrupted_runs.py", True),  # by a helper's script
