@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,14 +11,20 @@ from torch.utils.data import DataLoader
 from fusionzoo.structures import Batch
 
 
-class _ClosingDataLoader(DataLoader[Batch]):
+class _Loader(DataLoader[Batch]):
     """A DataLoader whose workers end with an iteration that ends by an error.
 
     torch leaves that to the garbage collector, and then waits five seconds for each worker. Where
-    an iteration is left early, persistent workers stay for the next one.
+    an iteration is left early, persistent workers stay for the next one. If `whole` returns all
+    samples as one batch, batches are its rows, and there are no workers.
     """
 
+    whole: Callable[[], Batch | None] = staticmethod(lambda: None)
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        if (whole := self.whole()) is not None:
+            batches: Any = self.batch_sampler
+            return (whole.take(torch.tensor([row for row, _ in keys])) for keys in batches)
         return self._batches(super().__iter__())
 
     def _batches(self, batches: Any) -> Iterator[Batch]:
@@ -40,14 +46,16 @@ def make_loader(
     device: torch.device | None = None,
     persistent: bool = False,
     generator: torch.Generator | None = None,
+    whole: Callable[[], Batch | None] | None = None,
 ) -> DataLoader[Batch]:
     """Make the loader of a data set: `batches` are lists of keys, `collate` makes a batch of each.
 
     `device` is where the batches go to: memory is pinned for CUDA. `persistent` workers stay for
     the next epoch. `generator` draws the workers' seed; by default it is the loader's own, so that
-    creating an iterator leaves the global one alone.
+    creating an iterator leaves the global one alone. `whole` returns all samples as one batch, of
+    which the batches are rows; None: they are read one by one.
     """
-    return _ClosingDataLoader(
+    loader = _Loader(
         dataset,
         batch_sampler=batches,
         collate_fn=collate,
@@ -56,3 +64,6 @@ def make_loader(
         pin_memory=device is not None and device.type == "cuda",
         generator=generator or torch.Generator(),
     )
+    if whole is not None:
+        loader.whole = whole
+    return loader

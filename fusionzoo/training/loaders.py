@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import RunConfig
-from fusionzoo.datasets import PairedBatchSampler, PairedDataset, make_sampler
+from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.samplers import group_values
 from fusionzoo.devices import num_cores
 from fusionzoo.distributed import World
-from fusionzoo.structures import Batch
+from fusionzoo.encoders import varies
+from fusionzoo.features.frozen import StoredModality
+from fusionzoo.structures import Batch, Features
+
+FIXED_SHAPE = ("tabular", "vector")  # kinds whose samples need no padding
+WHOLE_BYTES = 2**27  # of the inputs of a split that is prepared once
 
 
 def num_workers(setting: int | None, world: World) -> int:
@@ -23,6 +29,36 @@ def num_workers(setting: int | None, world: World) -> int:
         return setting
     cores = num_cores() // world.size
     return 0 if cores <= 2 else min(8, cores - 1)
+
+
+def whole_batch(dataset: PairedDataset, collate: Collate) -> Batch | None:
+    """Return all samples as one batch; None if a step would read something else of it, by padding,
+    augmentation or skipped samples, or if it is too large."""
+    kinds = dataset.modalities
+    fixed = all(
+        not x.with_tokens if isinstance(x, StoredModality) else kinds[name] in FIXED_SHAPE
+        for name, x in collate.processors.items()
+    )
+    first = dataset[0] if fixed and not dataset.edits and not collate.second_view else None
+    if first is None or len(dataset) * _bytes(collate([first])) > WHOLE_BYTES:
+        return None
+    samples = [dataset[row] for row in range(len(dataset))]
+    for name, processor in collate.processors.items():
+        if not isinstance(processor, StoredModality):
+            values = [None if sample is None else sample.values[name] for sample in samples]
+            if any(x is not None and varies(processor, x) for x in values):
+                return None
+    batch = collate(samples)
+    return batch if len(batch.ids) == len(samples) else None
+
+
+def _bytes(batch: Batch) -> int:
+    """Return the bytes of a batch's inputs."""
+    return sum(
+        tensor.nbytes
+        for inputs in batch.inputs.values()
+        for tensor in (inputs if isinstance(inputs, Features) else inputs.values())
+    )
 
 
 def build_loader(
@@ -41,6 +77,12 @@ def build_loader(
         seed=cfg.seed,
         pad=train,
     )
+
+    @cache
+    def whole() -> Batch | None:
+        batch = whole_batch(dataset, collate)
+        return None if batch is None else batch.to(world.device)
+
     similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
     return make_loader(
         dataset,
@@ -49,6 +91,7 @@ def build_loader(
         num_workers=num_workers(cfg.train.num_workers, world),
         device=world.device,
         persistent=True,
+        whole=whole,
     )
 
 
