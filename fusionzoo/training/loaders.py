@@ -31,18 +31,19 @@ def num_workers(setting: int | None, world: World) -> int:
     return 0 if cores <= 2 else min(8, cores - 1)
 
 
-def whole_batch(dataset: PairedDataset, collate: Collate) -> Batch | None:
+def whole_batch(dataset: PairedDataset, collate: Any) -> Batch | None:
     """Return all samples as one batch; None if a step would read something else of it, by padding,
-    augmentation or skipped samples, or if it is too large."""
-    kinds = dataset.modalities
+    augmentation, skipped samples or a collate of another kind, or if it is too large."""
+    if not isinstance(collate, Collate) or collate.second_view or dataset.edits:
+        return None
     fixed = all(
-        not x.with_tokens if isinstance(x, StoredModality) else kinds[name] in FIXED_SHAPE
-        for name, x in collate.processors.items()
+        not x.with_tokens if isinstance(x, StoredModality) else kind in FIXED_SHAPE
+        for x, kind in ((x, dataset.modalities[name]) for name, x in collate.processors.items())
     )
-    first = dataset[0] if fixed and not dataset.edits and not collate.second_view else None
+    first = dataset[0] if fixed else None
     if first is None or len(dataset) * _bytes(collate([first])) > WHOLE_BYTES:
         return None
-    samples = [dataset[row] for row in range(len(dataset))]
+    samples = [first, *(dataset[row] for row in range(1, len(dataset)))]
     for name, processor in collate.processors.items():
         if not isinstance(processor, StoredModality):
             values = [None if sample is None else sample.values[name] for sample in samples]

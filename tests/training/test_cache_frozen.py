@@ -129,7 +129,8 @@ def test_pictures_are_decoded_once_over_all_runs(
     decoded.clear()
     run(tmp_path / "warm", "auto", data, fusion={"name": "gmu", "dim": 16})
     assert "image" not in decoded  # texts are, to count those that are cut
-    assert decoded.count("vector") > 40
+    once = int(data.present[:, 2].sum())
+    assert once <= decoded.count("vector") < 1.5 * once  # not in every epoch
     assert "encoded before, and found" in capsys.readouterr().out
 
 
