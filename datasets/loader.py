@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from fusionzoo.structures import Batch
 
 
-class _Loader(DataLoader[Batch]):
+class _ClosingDataLoader(DataLoader[Batch]):
     """A DataLoader whose workers end with an iteration that ends by an error.
 
     torch leaves that to the garbage collector, and then waits five seconds for each worker. Where
@@ -55,7 +55,7 @@ def make_loader(
     creating an iterator leaves the global one alone. `whole` returns all samples as one batch, of
     which the batches are rows; None: they are read one by one.
     """
-    loader = _Loader(
+    loader = _ClosingDataLoader(
         dataset,
         batch_sampler=batches,
         collate_fn=collate,
