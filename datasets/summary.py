@@ -19,6 +19,7 @@ MAX_CLASSES = 12  # shown with their counts
 MAX_COLUMNS = 20  # unused ones that are named
 MIN_WORDS = 5  # texts of fewer words are expected to recur
 FEW_COPIES = 0.05  # share of val and test that may recur in train without a word
+MOST_COMPARED = 100_000  # samples; of more, copies are not looked for
 
 
 def data_summary(dataset: PairedDataset) -> list[str]:
@@ -173,7 +174,7 @@ def _copies(dataset: PairedDataset) -> list[str]:
     most of train recur, as rows of a few categories do, that says nothing."""
     splits = np.array(dataset.split_names)
     held, train = np.isin(splits, ("val", "test")), splits == "train"
-    if not held.any() or not train.any():
+    if not held.any() or not train.any() or len(splits) > MOST_COMPARED:
         return []
     columns = {name: dataset.chosen(name) for name in dataset.modalities}
     codes = {name: _codes(column) for name, column in columns.items()}
@@ -195,10 +196,12 @@ def _copies(dataset: PairedDataset) -> list[str]:
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Number the values of a column so that equal ones have equal numbers, (N,); lists differ."""
+    """Number the values of a column so that equal ones have equal numbers, (N,); lists and bytes
+    count as different."""
     if pa.types.is_struct(column.type):
         return _joined_codes([_codes(pc.struct_field(column, x.name)) for x in column.type])
-    if pa.types.is_nested(column.type):
+    kinds = pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary
+    if any(is_kind(column.type) for is_kind in kinds):
         return np.arange(len(column))
     encoded = column.combine_chunks().dictionary_encode()
     return np.asarray(encoded.indices.fill_null(len(encoded.dictionary)), np.int64)
