@@ -85,12 +85,15 @@ def floors(trainer: Trainer, loaders: Loaders) -> Floors:
         return model.answer(tasks, all_learned, labels, tested, model.choose(loss)[0])
 
     with threadpool_limits(1):  # more are slower, for problems of this size
-        of_all = {f"linear on {what}": linear(*range(len(read)))}
+        everything = linear(*range(len(read)))
+        of_all = {f"linear on {what}": everything}
         has_cells = any(isinstance(encoder, TabularEncoder) for encoder in read.values())
         if has_cells and len(labels) * sum(tasks.widths) <= MOST_TREES:
             of_all[f"boosted trees on {what}"] = Trees().answer(tasks, learnt, labels, asked, GROWN)
-        of_one = {name: linear(place) for place, name in enumerate(read)}
-    return Floors(test.ids, of_all, of_one if len(encoders) > 1 else {})
+        of_one = {}
+        if len(encoders) > 1:
+            of_one = {x: linear(n) if len(read) > 1 else everything for n, x in enumerate(read)}
+    return Floors(test.ids, of_all, of_one)
 
 
 def _is_read(encoder: Encoder, processor: Any) -> bool:
