@@ -2,7 +2,7 @@
 results/inference.csv; lines of other models stay.
 
 The model of each run (eager, under bfloat16 autocast, in float16, compiled) against its exported
-folder (ONNX and, if it holds one, int8), on one thread, with 1 and 32 prepared rows of the run's
+folder (ONNX), on one thread, with 1 and 32 prepared rows of the run's
 test split; and one raw sample end to end, decoding included. Figures are CPU seconds of a call, and
 their ratio to eager's in the same rounds: the median and its quartiles. Before that, answers are
 compared on the whole test split, with every subset of modalities: the largest difference, over
@@ -133,9 +133,6 @@ def forms(model: Any, exported: str, batch: Any, compiles: bool) -> dict[str, Ca
 
     works = {"eager": eager, "bfloat16": bfloat16, "float16": float16}
     works["onnx"] = lambda: onnx.answer(batch)
-    if (Path(exported) / "model.int8.onnx").is_file():
-        int8 = fz.load(exported, runtime="onnx", int8=True, threads=1)
-        works["int8"] = lambda: int8.answer(batch)
     if compiles:
         quick = torch.compile(model)
 
