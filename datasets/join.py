@@ -368,8 +368,9 @@ def _provenance(
         inferred += [f"{name}: {note}" for note in source.provenance.inferred]
     first = joined.repeated or next(iter(sources))
     with_ids, keys_are_ids = sources[first].provenance, _keys_are_ids(sources, joined.repeated)
-    rules = dict.fromkeys(source.provenance.group_rule for source in sources.values())
-    group_rules = [rule for rule in rules if rule]
+    of_sources = dict.fromkeys(source.provenance.group_rule for source in sources.values())
+    group_rules = [x for x in of_sources if x]
+    rule, shares = split_rule
     if joined.repeated:
         group_rules.append(f"samples of one {keys[joined.repeated]!r} belong together")
     return Provenance(
@@ -381,8 +382,8 @@ def _provenance(
         numbered=with_ids.numbered and not keys_are_ids,
         id_column=keys[first] if keys_are_ids else with_ids.id_column,
         empty_rows=num_empty + sum(source.provenance.empty_rows for source in sources.values()),
-        split_rule=split_rule[0],
-        split_shares=split_rule[1],
+        split_rule=rule,
+        split_shares=shares,
         row_numbers=None,
         group_rule=", ".join(group_rules),
         unused=tuple(unused),

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from .paired import PairedDataset
+from .tables.arrow import ArrowColumn, flat
 from .tables.provenance import Amputation
 from .tables.splits import SPLITS
 from .tables.table import case_hint, objective_hint, separator_hint
@@ -195,7 +196,7 @@ def _copies(dataset: PairedDataset) -> list[str]:
     return []
 
 
-def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def _codes(column: ArrowColumn) -> NDArray[np.int64]:
     """Number the values of a column so that equal ones have equal numbers, (N,); lists and bytes
     count as different."""
     if pa.types.is_struct(column.type):
@@ -203,7 +204,7 @@ def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     kinds = pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary
     if any(is_kind(column.type) for is_kind in kinds):
         return np.arange(len(column))
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = flat(column).dictionary_encode()
     return np.asarray(encoded.indices.fill_null(len(encoded.dictionary)), np.int64)
 
 

@@ -20,7 +20,7 @@ from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.model import FusionModel
 from fusionzoo.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features, Sample
-from fusionzoo.training.loaders import num_workers
+from fusionzoo.training.loaders import num_workers, whole_batch
 
 from .bench import Bench, Job
 from .candidates import modalities_of, reads_tokens
@@ -94,15 +94,13 @@ class KeptSamples:
 
 
 class BatchFeed:
-    """Batches of prepared samples; a data set of vectors only is collated once, as a whole."""
+    """Batches of prepared samples; a data set of fixed shapes is collated once, as a whole."""
 
     def __init__(self, dataset: PairedDataset, model: FusionModel, cfg: BenchmarkConfig) -> None:
         self.dataset, self.model, self.cfg = dataset, model, cfg
         self.kept = KeptSamples(dataset)
-        self.whole: Batch | None = None
-        if set(dataset.modalities.values()) == {"vector"}:
-            whole: Batch = model.collate()([dataset[row] for row in range(len(dataset))])
-            self.whole = whole.to(device_of(cfg))
+        whole = whole_batch(dataset, model.collate(train=True))
+        self.whole = None if whole is None else whole.to(device_of(cfg))
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[Batch]:
         """Yield a batch for each chunk of rows; in training a sample's seed is new each epoch."""

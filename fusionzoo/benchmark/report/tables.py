@@ -31,8 +31,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         cells = [x.replace("|", "\\|") for x in (name, *row[1:])]
         lines.append(f"| {' | '.join(cells)} |")
     note = ["", ECE_NOTE] if "ECE" in header else []
-    behind = [" ".join(["", *figures.get("behind", ())]).strip()]
-    return "\n".join([*lines, *note, "", *behind]).rstrip() + "\n"
+    behind = " ".join(figures.get("behind", ()))
+    return "\n".join([*lines, *note, "", behind]).rstrip() + "\n"
 
 
 def latex(figures: Mapping[str, Any]) -> str:

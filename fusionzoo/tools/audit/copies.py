@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from fusionzoo.datasets.summary import MIN_WORDS
+
 from .scan import (
     GRID,
     TOLERATED,
@@ -37,7 +39,6 @@ LEAST_AUDIO = 0.9  # cosine of two clips' fingerprints
 MOST_SECONDS = 0.1  # difference of the logarithms of their durations without quiet ends
 LEAST_TEXT = 0.7  # share of common pieces of two texts (Jaccard index)
 LEAST_MINHASH = 0.5  # its estimate, which has a standard deviation of 0.06
-MIN_WORDS = 5  # texts of fewer words are expected to recur
 KINDS = {"image": "images", "text": "texts", "audio": "clips"}
 ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
 
