@@ -23,10 +23,10 @@ from fusionzoo.config.load import Usage, run_command
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:
+    from fusionzoo.datasets.opening.spec import DataSpec
     from fusionzoo.distributed import World
     from fusionzoo.embeddings.extract import Extraction
     from fusionzoo.embeddings.parts import PartsFolder
-    from fusionzoo.inputs.data import InMemory
     from fusionzoo.model import FusionModel
 
 
@@ -69,11 +69,11 @@ def embed(
     cfg: EmbedConfig,
     world: World,
     model: FusionModel | None = None,
-    dataset: InMemory = None,
+    data: DataSpec | None = None,
 ) -> Path:
     """Embed the data, together with the other processes of `world`; return the file.
 
-    `model` and `dataset` replace those that `cfg` names.
+    `model` and `data` replace those that `cfg` names.
     """
     from fusionzoo.distributed import gather
     from fusionzoo.embeddings.extract import Extraction, untrained_prefixes
@@ -90,7 +90,7 @@ def embed(
     check_out(out)
     if cfg.engine == "ray" and world.size > 1:
         raise FusionZooError("--engine ray starts its own processes: leave torchrun out")
-    objects = (model, dataset)
+    objects = (model, data)
     model, rows, settings = open_model_and_data(cfg, world, *objects)
     parts = PartsFolder(out)
     job = Extraction.of(cfg, settings, model, rows, num_workers(cfg.num_workers, world))

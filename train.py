@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.datasets.opening.complete import Completed
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 from fusionzoo.processes import stopping
 
 if TYPE_CHECKING:
-    from fusionzoo.datasets import PairedDataset
     from fusionzoo.distributed import World
     from fusionzoo.training.report import Run
 
@@ -62,7 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return run_command(RunConfig, USAGE, args, start, interrupted=f"stopped: {goes_on}")
 
 
-def train(cfg: RunConfig, world: World, data: PairedDataset | Completed | None = None) -> Run:
+def train(cfg: RunConfig, world: World, data: DataSpec | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
     from fusionzoo.training import presets, run
     from fusionzoo.training.build import with_linear_skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig
 from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.in_memory import is_table
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World, process_group
@@ -18,13 +19,12 @@ from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
 from fusionzoo.errors import FusionZooError, check_known, keyword_errors
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.inputs.data import Data, InMemory, configure, configure_run
+from fusionzoo.inputs.data import Data, configure
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 from fusionzoo.processes import INTERRUPTED, launched
 from fusionzoo.registry import Registry
 from fusionzoo.training.balance import BALANCE, Balance
-from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.report import Run
 from fusionzoo.training.tasks import OBJECTIVES, Task
 
@@ -72,7 +72,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
     whole step: a checkpoint is saved, KeyboardInterrupt raised, and `train(out=..., resume=True)`
     goes on. After SIGTERM or SIGUSR1 it is SystemExit with 75.
     """
-    cfg, dataset = configure_run(RunConfig, data, settings, config, targets_of)
+    cfg, spec = configure(RunConfig, data, settings, config)
     if cfg.dist.nproc > 1 and not launched():
         raise FusionZooError(
             "dist.nproc is for the command line, which starts the processes: start your script"
@@ -82,7 +82,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
-        trained = run(cfg, world, dataset)
+        trained = run(cfg, world, spec)
     if trained.exit_code == INTERRUPTED:
         raise KeyboardInterrupt(f"stopped; train(out={str(trained.folder)!r}, resume=True) goes on")
     if trained.exit_code:
@@ -103,8 +103,8 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
     from fusionzoo.inference import evaluate as run
 
     named = {**settings, "model": _path_of(model)}
-    cfg, dataset = configure(EvaluateConfig, data, named, store=False)
-    return run(cfg, _loaded(model), dataset)
+    cfg, spec = configure(EvaluateConfig, data, named, store=False)
+    return run(cfg, _loaded(model), spec)
 
 
 @keyword_errors
@@ -132,8 +132,8 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
         if not known & data.keys():
             raise FusionZooError("a dict of single values is one row: give a list of rows, [row]")
     named = {**settings, "model": _path_of(model)}
-    cfg, dataset = configure(PredictConfig, data, named, store=False)
-    loaded, rows = open_to_predict(cfg, open_model(cfg, _loaded(model)), dataset)
+    cfg, spec = configure(PredictConfig, data, named, store=False)
+    loaded, rows = open_to_predict(cfg, open_model(cfg, _loaded(model)), spec)
     answered = calibrated_batches(loaded, rows, cfg)
     predictions = write_tables(cfg, prediction_tables(loaded, rows, cfg, answered))
     is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
@@ -163,8 +163,8 @@ def embed(model: Model | Data, data: Data = None, **settings: Any) -> Path:
         return _embed_untrained(model, settings)
     if data is None:
         raise FusionZooError("embed(model, data), or embed(data, encoders={...}, fusion='concat')")
-    cfg, dataset = configure(EmbedConfig, data, {**settings, "model": _path_of(model)})
-    return _embed(cfg, _loaded(model), dataset)
+    cfg, spec = configure(EmbedConfig, data, {**settings, "model": _path_of(model)})
+    return _embed(cfg, _loaded(model), spec)
 
 
 def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
@@ -172,24 +172,24 @@ def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
     encoders = dict(settings.get("encoders") or {})
     built = {name: x for name, x in encoders.items() if isinstance(x, Encoder)}
     if not built:
-        cfg, opened = configure(EmbedConfig, data, settings)
-        return _embed(cfg, None, opened)
+        cfg, spec = configure(EmbedConfig, data, settings)
+        return _embed(cfg, None, spec)
     from fusionzoo.embeddings.open import compose, open_data_alone
 
     rest = {name: x for name, x in settings.items() if name not in ("encoders", "fusion")}
-    cfg, opened = configure(EmbedConfig, data, rest)
+    cfg, spec = configure(EmbedConfig, data, rest)
     fusion = settings.get("fusion")
-    dataset = open_data_alone(cfg, opened)
+    dataset = open_data_alone(cfg, spec)
     model = compose(dataset, encoders, {"name": fusion} if isinstance(fusion, str) else fusion)
-    return _embed(cfg, model, dataset)
+    return _embed(cfg, model, DataSpec(dataset=dataset))
 
 
-def _embed(cfg: EmbedConfig, model: FusionModel | None, dataset: InMemory) -> Path:
+def _embed(cfg: EmbedConfig, model: FusionModel | None, data: DataSpec) -> Path:
     from fusionzoo.scripts.embed import embed as run
 
     if launched() and os.environ.get("RANK", "0") != "0":
         return Path(cfg.out)
-    return run(cfg, World(device=pick_device(cfg.device)), model, dataset)
+    return run(cfg, World(device=pick_device(cfg.device)), model, data)
 
 
 @keyword_errors
@@ -204,8 +204,8 @@ def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis
     from fusionzoo.tools.analyse import analyse as run
 
     path = "" if model is None else _path_of(model)
-    cfg, dataset = configure(AnalyseConfig, data, {**settings, "model": path})
-    return run(cfg, None if model is None else _loaded(model), dataset)
+    cfg, spec = configure(AnalyseConfig, data, {**settings, "model": path})
+    return run(cfg, None if model is None else _loaded(model), spec)
 
 
 def _path_of(model: Model) -> str:

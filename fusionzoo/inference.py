@@ -25,8 +25,9 @@ from fusionzoo.datasets.opening.as_trained import (
     refuse_without_labels,
     refuse_without_weights,
 )
-from fusionzoo.datasets.opening.complete import TABLE, Completed, resolve_name, target_columns
-from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.opening.complete import target_columns
+from fusionzoo.datasets.opening.naming import IN_MEMORY, TABLE, resolve_name
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.cell_kinds import NONE
 from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
@@ -52,7 +53,6 @@ from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics, two_clas
 from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
 from fusionzoo.inputs.cut import notes_of_cuts
-from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel
 from fusionzoo.progress import progress_bar
@@ -84,7 +84,7 @@ STRANGE: dict[type[Column], str] = {
 }
 
 
-def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> Completed:
+def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> DataSpec:
     """Return a data set's settings: those given, read as the training data were; without a name
     merged over the stored ones.
 
@@ -125,12 +125,13 @@ def data_settings_of(given: Tree, model: str, trained_on: TrainedOn | None) -> C
             f"unknown data set {settings['name']!r}: the run was trained with --plugins"
             f" {run['plugins']}, which is not imported unless it is given here too"
         )
-    return Completed(settings=settings)
+    return DataSpec(settings=settings)
 
 
 def _files_of(settings: Mapping[str, Any], below: str = "") -> list[tuple[str, str]]:
     """Return the files, folders and URLs that settings of a data set name, with their settings."""
-    files = [(f"{below}root", str(settings["root"]))] if settings.get("root") else []
+    root = settings.get("root")
+    files = [(f"{below}root", str(root))] if root and isinstance(root, str | Path) else []
     for name, value in settings.items():
         if isinstance(value, Mapping):
             files += _files_of(value, f"{below}{name}.")
@@ -156,12 +157,12 @@ def open_model(cfg: Settings, model: FusionModel | None) -> FusionModel:
     return load(cfg.model, device, plugins=cfg.plugins)
 
 
-def open_data(cfg: Settings, model: Answering, dataset: InMemory) -> PairedDataset:
+def open_data(cfg: Settings, model: Answering, data: DataSpec | None) -> PairedDataset:
     """Open the data, to evaluate with the columns of labels that the model was trained on."""
     refuse_augmentation(cfg.data)
     measured = (model.targets or ()) if isinstance(cfg, EvaluateConfig) else ()
     targets = {target.name: target.kind for target in measured}
-    dataset, _ = open_for_model(cfg, model, dataset, targets)
+    dataset, _ = open_for_model(cfg, model, data, targets)
     return rows_to_read(model, dataset, cfg.split)
 
 
@@ -210,13 +211,17 @@ def warn_of_strange(model: Answering, dataset: PairedDataset) -> None:
 def open_for_model(
     cfg: Settings | EmbedConfig,
     model: Answering,
-    dataset: InMemory,
+    data: DataSpec | None,
     targets: Mapping[str, str] | None,
 ) -> tuple[PairedDataset, Tree]:
-    """Open a data set as the model's training data were read; return it with its settings."""
-    if isinstance(dataset, PairedDataset):
-        return _split_as_trained(open_dataset(cfg.data, targets, dataset), model), dict(cfg.data)
-    wanted = target_columns(cfg.data if dataset is None else dataset, cfg.target)
+    """Open a data set as the model's training data were read; return it with its settings.
+
+    `data` replace those that `cfg` names.
+    """
+    data = data or DataSpec(settings=cfg.data)
+    if data.dataset is not None:
+        return _split_as_trained(data.open(targets), model), data.recorded
+    wanted = target_columns(data.settings, cfg.target)
     done = _without_further_media(data_settings_of(wanted, cfg.model, model.trained_on), model)
     refuse_to_replace(done.settings, cfg.out)
     if isinstance(cfg, EvaluateConfig):
@@ -230,14 +235,14 @@ def open_for_model(
     done.show()
     if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
         done = done.with_repeated_ids()
-    opened = open_dataset(done.to_open, targets)
+    opened = done.open(targets)
     if repeated := opened.provenance.repeated_ids:
         print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
-    settings = done.settings if dataset is None else dict(cfg.data)
+    settings = data.recorded if data.is_in_memory else done.settings
     return _split_as_trained(opened, model), settings
 
 
-def _without_further_media(done: Completed, model: Answering) -> Completed:
+def _without_further_media(done: DataSpec, model: Answering) -> DataSpec:
     """Drop columns called `image`, `audio`, ... that the model does not read."""
     if done.loaded is None:
         return done
@@ -313,7 +318,7 @@ def interval_rows(lines: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 @torch.no_grad()
 def evaluate(
-    cfg: EvaluateConfig, model: FusionModel | None = None, dataset: InMemory = None
+    cfg: EvaluateConfig, model: FusionModel | None = None, data: DataSpec | None = None
 ) -> dict[str, Any]:
     """Return the metrics of a model on a split: of the fusion, and under `unimodal` of each
     modality's own head, unless no sample has it; after contrastive training, under `retrieval`, how
@@ -327,7 +332,7 @@ def evaluate(
     trained and validated on, by their ids; None if its folder does not say. With `every_subset`
     also, under `subsets`, those of the fusion given each subset of the modalities, among the
     samples that have one of them, and with `subgroups` under that name the scores by group, see
-    `evaluation.subgroups`. `model` and `dataset` replace those that `cfg` names. Samples without a
+    `evaluation.subgroups`. `model` and `data` replace those that `cfg` names. Samples without a
     label are left out. `cfg.out` names a JSON file to write.
     """
     model = open_model(cfg, model).with_thresholds(cfg.threshold, cfg.thresholds)
@@ -336,8 +341,8 @@ def evaluate(
             raise FusionZooError(
                 "this model was trained without a target: there is nothing to measure"
             )
-        return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, dataset)))
-    dataset = labelled(model, open_data(cfg, model, dataset))
+        return _written(cfg, _retrieval_only(cfg, model, open_data(cfg, model, data)))
+    dataset = labelled(model, open_data(cfg, model, data))
     seen = report_seen(model, dataset)
     weighted = {} if dataset.weight_column is None else {WEIGHTED_BY: dataset.weight_column}
     chosen = subsets(list(model.modalities))[1:-1] if cfg.every_subset else []
@@ -565,7 +570,7 @@ def tasks_of_model(model: FusionModel, labels: Tensor) -> Tasks:
 
 
 def predict(
-    cfg: PredictConfig, model: FusionModel | None = None, dataset: InMemory = None
+    cfg: PredictConfig, model: FusionModel | None = None, data: DataSpec | None = None
 ) -> Path | pa.Table:
     """Predict every sample: `id`, `label`, a probability per class, `present_<modality>`.
 
@@ -578,12 +583,12 @@ def predict(
     `<target>.label` and so on; numbers have no probabilities. Returns the file written (`cfg.out`,
     .parquet or .csv), or without one the table in memory.
     """
-    model, opened = open_to_predict(cfg, open_model(cfg, model), dataset)
+    model, opened = open_to_predict(cfg, open_model(cfg, model), data)
     answered = calibrated_batches(model, opened, cfg)
     return write_tables(cfg, prediction_tables(model, opened, cfg, answered))
 
 
-def open_to_predict(cfg: PredictConfig, model: A, dataset: InMemory) -> tuple[A, PairedDataset]:
+def open_to_predict(cfg: PredictConfig, model: A, data: DataSpec | None) -> tuple[A, PairedDataset]:
     """Return the model, with its thresholds, and the samples that a prediction is about."""
     if not (model.classes or model.targets):
         raise FusionZooError("this model was trained without a target: it can only embed")
@@ -591,7 +596,7 @@ def open_to_predict(cfg: PredictConfig, model: A, dataset: InMemory) -> tuple[A,
     say_unlearnt(model)
     if cfg.coverage is not None:
         check_coverage(model, cfg.coverage)
-    return model, open_data(cfg, model, dataset)
+    return model, open_data(cfg, model, data)
 
 
 def say_unlearnt(model: Answering) -> None:

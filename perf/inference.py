@@ -25,7 +25,7 @@ from _timing import compare, interleaved
 
 import fusionzoo as fz
 from fusionzoo.config import read_yaml
-from fusionzoo.inputs.data import open_dataset
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.structures import Sample
 
 OUT = Path(__file__).parents[1] / "results" / "inference.csv"
@@ -61,7 +61,7 @@ def write(model: str, lines: Sequence[dict[str, object]]) -> None:
 def measured(run: str, exported: str, rounds: int, compiles: bool) -> list[dict[str, object]]:
     """Compare and time a model and its exported folder; return the lines of the table."""
     model, onnx = fz.load(run), fz.load(exported, runtime="onnx", threads=1)
-    dataset = open_dataset(read_yaml(Path(run) / "config.yaml")["data"]).split("test")
+    dataset = DataSpec(settings=read_yaml(Path(run) / "config.yaml")["data"]).open().split("test")
     worst, count = largest_difference(model, onnx, dataset)
     line = {"case": f"{count} test samples, every subset", "form": "onnx", "difference": worst}
     print(line, flush=True)

@@ -21,7 +21,9 @@ from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_ce
 from ..sources.table_files import sheet_names
 from ..tables.provenance import Loaded
 from ..tables.table import ROLES, word_list
-from .complete import TABLE, Completed, has_open_sheet, load_table_of, missing_words, resolve_name
+from .complete import has_open_sheet, load_table_of, missing_words
+from .naming import TABLE, resolve_name
+from .spec import DataSpec
 
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator"),
@@ -42,12 +44,12 @@ DATE_WORDS = {
 }
 
 
-def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> Completed:
+def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> DataSpec:
     """Return settings that read a table as the one in `stored`; absent columns are added, empty."""
     chosen = resolve_name(settings)
     if chosen["name"] != TABLE or stored.get("name") != TABLE:
         of_images = {x: stored[x] for x in ("image_range",) if x in stored}
-        return Completed(settings={**of_images, **chosen})
+        return DataSpec(settings={**of_images, **chosen})
     remembered = {*(stored.get("columns") or {})} - {*(chosen.get("columns") or {})}
     described = {name: stored[name] for name in SHARED_BY_FILES if name in stored}
     for name in ("columns", "kinds"):
@@ -56,7 +58,7 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
         chosen["join"] = _described_join(chosen["join"], stored.get("join"))
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
     loaded = _load_for_model(chosen, stored)
-    done = Completed(settings=chosen, loaded=loaded)
+    done = DataSpec(settings=chosen, loaded=loaded)
     done = _without_absent(replace(done, notes=_check_cells(done)))
     columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
     notes = [
@@ -104,7 +106,7 @@ def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Load
     return load_table_of(settings) if best is None else best
 
 
-def _without_absent(done: Completed) -> Completed:
+def _without_absent(done: DataSpec) -> DataSpec:
     """Leave out what the table has no column for; add the columns that a tabular modality lacks."""
     chosen, table = dict(done.settings), done.table
     names = {fold(name) for name in table.column_names}
@@ -136,7 +138,7 @@ def _without_absent(done: Completed) -> Completed:
     missing = ", ".join(f"{name}{near_column(name, free)}" for name in absent)
     notes = [f"no column {missing} in {done.source}: its cells are missing"]
     assert done.loaded is not None
-    return Completed(
+    return DataSpec(
         settings={**chosen, "columns": columns, "kinds": kinds},
         loaded=replace(done.loaded, table=table),
         notes=(*done.notes, *renamed, *(notes if absent else ())),
@@ -174,7 +176,7 @@ def _stem_and_unit(name: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _check_cells(done: Completed) -> tuple[str, ...]:
+def _check_cells(done: DataSpec) -> tuple[str, ...]:
     """Raise an error for numbers with another decimal sign or unit, or other dates, than the model
     was trained on; return warnings of numbers that may be shares instead of percent."""
     notes = []
@@ -243,7 +245,7 @@ def _other_date(cell: str, detail: str) -> str:
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
 
 
-def refuse_without_weights(done: Completed) -> None:
+def refuse_without_weights(done: DataSpec) -> None:
     """Raise an error if a table to evaluate lacks the column of weights."""
     name = done.settings.get("weight_column")
     if done.loaded is None or name is None:
@@ -257,7 +259,7 @@ def refuse_without_weights(done: Completed) -> None:
 
 
 def refuse_without_labels(
-    done: Completed, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
+    done: DataSpec, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raise an error if a table lacks the column of a target, or all labels in it.
 
@@ -282,7 +284,7 @@ def refuse_without_labels(
             raise FusionZooError(f"{done.source}: all cells are empty in {name!r}, {advice}")
 
 
-def _has_cells(done: Completed, column: str) -> bool:
+def _has_cells(done: DataSpec, column: str) -> bool:
     cells = done.table[column]
     if not is_plain(cells.type):
         return cells.null_count < len(cells)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
-from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError, check_known, list_names, one_line
 from fusionzoo.structures import KINDS
 
@@ -44,11 +43,9 @@ from ..tables.arrow import ArrowColumn, is_list
 from ..tables.provenance import Loaded
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
 from .load import load_table
-from .naming import is_name, settings_of
+from .naming import TABLE, resolve_name
+from .spec import DataSpec
 
-TABLE = "manifest"
-COLUMNS = "Columns (--data.kinds.<column> changes what one is read as)"
-HEADER = ("column", "read as", "holds")
 MODALITY_KINDS = ("image", "text", "audio", "vector", "sequence")  # of whole columns
 TARGET_WORDS = {  # kind of a target -> what the column holds
     **{"classification": "classes", "regression": "numbers", "multilabel": "lists of labels"},
@@ -62,75 +59,9 @@ HOW = {  # finding -> how it is shown
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """Explicit settings of a data set, and what was found out for them."""
-
-    settings: dict[str, Any]
-    loaded: Loaded | None = None  # the table, which is read once
-    target_kinds: dict[str, str] = field(default_factory=dict)  # target -> kind, where inferred
-    rows: tuple[tuple[str, str, str], ...] = ()  # column, read as, what it holds
-    notes: tuple[str, ...] = ()
-
-    @property
-    def has_one_target(self) -> bool:
-        """Whether the only target is the column in the role `target`, with a label in each row."""
-        return len(self.target_kinds) == 1 and "target" in self.settings["columns"]
-
-    @property
-    def to_open(self) -> dict[str, Any]:
-        """The settings with the table that was read in place of its path."""
-        return self.settings if self.loaded is None else {**self.settings, "root": self.loaded}
-
-    @property
-    def table(self) -> pa.Table:
-        """The table that was read."""
-        assert self.loaded is not None
-        return self.loaded.table
-
-    @property
-    def source(self) -> str:
-        """How messages name what was read."""
-        assert self.loaded is not None
-        return self.loaded.source
-
-    def with_repeated_ids(self) -> Completed:
-        """Return the same, of a table that was read, whose rows may share an id; joins need ids."""
-        if self.loaded is None or self.settings.get("join"):
-            return self
-        provenance = replace(self.loaded.provenance, repeated_ids={})
-        return replace(self, loaded=replace(self.loaded, provenance=provenance))
-
-    def show(self) -> None:
-        """Print the table of columns and the notes."""
-        if self.rows:
-            print_table(COLUMNS, HEADER, self.rows)
-        for note in self.notes:
-            print(note)
-
-
 def load_table_of(settings: Mapping[str, Any]) -> Loaded:
     """Read the table that settings of a manifest name."""
     return load_table(TableSettings.of(settings))
-
-
-def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings whose name is that of a data set, where it may be a path: `my.csv`."""
-    chosen = dict(settings)
-    if "group" in chosen:
-        chosen["group_column"] = chosen.pop("group")
-    if chosen.get("group_column") == NONE:
-        chosen["group_column"] = "id"
-    if chosen.get("weight_column") == NONE:
-        chosen["weight_column"] = None
-    name = chosen.pop("name", None)
-    root = chosen.get("root")
-    if name is None and root is None:
-        raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
-    is_open = not isinstance(root, str | None)
-    if isinstance(name, str) and (name == TABLE or is_open or is_name(name)):
-        return {"name": name, **chosen}
-    return {**settings_of(root if name is None else name), **chosen}
 
 
 def complete(
@@ -141,8 +72,8 @@ def complete(
     infer_kinds: bool = True,
     to_train: bool = False,
     splits: Sequence[str] = (),
-) -> Completed:
-    """Return explicit settings of a data set with these targets; see `Completed`.
+) -> DataSpec:
+    """Return explicit settings of a data set with these targets; see `DataSpec`.
 
     With a target every column of a table is used, unless `columns` names the modalities. `known`
     are targets whose kind the user names. `to_train` refuses targets of which nothing can be
@@ -155,7 +86,7 @@ def complete(
         is_open = infer_kinds and not known and not {"join", "targets"} & chosen.keys()
         if to_train and is_file and is_open and chosen["name"] == TABLE:
             return _with_own_target(chosen)
-        return Completed(settings=chosen)
+        return DataSpec(settings=chosen)
     if chosen["name"] != TABLE:
         raise FusionZooError(f"--target {target}: {chosen['name']!r} has its own target")
     loaded = _load_with(chosen, target)
@@ -171,7 +102,7 @@ def complete(
     elif not infer_kinds:
         raise FusionZooError(f"--objective needs one target: --targets.{names[0]} regression")
     chosen["columns"] = columns
-    done = Completed(settings=chosen, loaded=loaded)
+    done = DataSpec(settings=chosen, loaded=loaded)
     inferred = [name for name in names if name not in known]
     done = _with_target_kinds(done, inferred) if infer_kinds else done
     for name in names if to_train else ():
@@ -187,7 +118,7 @@ def complete(
     return _with_columns(done, names)
 
 
-def _with_own_target(settings: dict[str, Any]) -> Completed:
+def _with_own_target(settings: dict[str, Any]) -> DataSpec:
     """Return the settings of a file that must have a column `target`, as none is named."""
     loaded = load_table_of(settings)
     named = {fold(name) for name in (*loaded.table.column_names, *(settings.get("columns") or {}))}
@@ -199,7 +130,7 @@ def _with_own_target(settings: dict[str, Any]) -> Completed:
             f"{loaded.source} has no column 'target': --target names the column to predict, of"
             f" {list_names(loaded.table.column_names)}"
         )
-    return Completed(settings=settings, loaded=loaded)
+    return DataSpec(settings=settings, loaded=loaded)
 
 
 def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
@@ -258,7 +189,7 @@ def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
     return [spelled[fold(word)] for word in words]
 
 
-def _with_target_kinds(done: Completed, names: Sequence[str]) -> Completed:
+def _with_target_kinds(done: DataSpec, names: Sequence[str]) -> DataSpec:
     """Add what the targets are, with the flag that changes it."""
     chosen, table = dict(done.settings), done.table
     kinds: dict[str, str] = {}
@@ -307,7 +238,7 @@ def _note_of_missing(settings: Mapping[str, Any], loaded: Loaded, name: str, cou
     return f"{note}: they are not trained on"
 
 
-def _check_labels(name: str, done: Completed) -> None:
+def _check_labels(name: str, done: DataSpec) -> None:
     """Raise an error for a target that is empty, or has one value, or hardly two rows a class."""
     column = done.table[name]
     if not len(column):
@@ -331,7 +262,7 @@ def missing_words(settings: Mapping[str, Any], loaded: Loaded | None) -> list[st
     return TableSettings(na=settings.get("na")).missing_words(has_nulls)
 
 
-def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
+def _with_columns(done: DataSpec, targets: Sequence[str]) -> DataSpec:
     """Add the settings that read every column as what it holds."""
     chosen, table = _joined(done.settings, done.table), done.table
     taken = _taken(chosen, done.loaded, targets)
@@ -375,7 +306,7 @@ def _with_columns(done: Completed, targets: Sequence[str]) -> Completed:
 
 
 def _check_inputs(
-    settings: Mapping[str, Any], findings: Sequence[ColumnFinding], done: Completed
+    settings: Mapping[str, Any], findings: Sequence[ColumnFinding], done: DataSpec
 ) -> None:
     """Raise an error that says why each column is left out, if none is an input."""
     assert done.loaded is not None
@@ -406,7 +337,7 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
     return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
 
 
-def _with_dimensions(finding: ColumnFinding, done: Completed) -> ColumnFinding:
+def _with_dimensions(finding: ColumnFinding, done: DataSpec) -> ColumnFinding:
     """Return whether a column of arrays holds vectors or sequences, by the first of them."""
     cell = next(x for x in done.table[finding.name].to_pylist() if x and x.strip())
     top = Path((done.loaded and done.loaded.root) or "").resolve()
@@ -444,7 +375,7 @@ def _as_told(finding: ColumnFinding, kinds: Mapping[str, str], table: pa.Table) 
 
 
 def _with_group(
-    findings: Sequence[ColumnFinding], settings: Mapping[str, Any], done: Completed
+    findings: Sequence[ColumnFinding], settings: Mapping[str, Any], done: DataSpec
 ) -> tuple[list[ColumnFinding], str | None]:
     """Mark the column of groups, if one is named as such and its values recur."""
     named, table = settings.get("group_column"), done.table
@@ -468,7 +399,7 @@ def _explicit(
     settings: Mapping[str, Any],
     findings: Sequence[ColumnFinding],
     group: str | None,
-    done: Completed,
+    done: DataSpec,
 ) -> dict[str, Any]:
     """Return settings that say what each column is."""
     table = done.table
@@ -585,7 +516,7 @@ def _source(settings: dict[str, Any], loaded: Loaded, on: Any) -> dict[str, Any]
     names = {fold(name) for name in loaded.table.column_names}
     if any(role not in ROLES for role in columns) or settings.get("arrays") or names & {*KINDS}:
         return settings
-    done = Completed(settings={**settings, "columns": columns, "on": on}, loaded=loaded)
+    done = DataSpec(settings={**settings, "columns": columns, "on": on}, loaded=loaded)
     completed = dict(_with_columns(done, ()).settings)
     del completed["on"]
     return completed

@@ -12,11 +12,13 @@ from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 
 from ..shards.storage import is_url
 from ..sources.array_files import is_view_folder
+from ..sources.cell_kinds import NONE
 from ..sources.table_files import READERS, table_suffix
 
 if TYPE_CHECKING:
     from ..paired import PairedDataset
 
+TABLE = "manifest"
 IN_MEMORY = "in_memory"  # what config.yaml records of a PairedDataset, which cannot be opened again
 OPEN_SETTINGS = ("modalities", "missing", "targets")  # of a data set that is open
 FORMATS = ("manifest", "folders")  # data sets that are named by their path
@@ -62,6 +64,25 @@ def settings_of(data: Any) -> dict[str, Any]:
         f"data={data!r} is neither a file, nor a folder, nor the name of a data set."
         f"{did_you_mean(data, DATASETS)} Data sets: {', '.join(sorted(DATASETS))}"
     )
+
+
+def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings whose name is that of a data set, where it may be a path: `my.csv`."""
+    chosen = dict(settings)
+    if "group" in chosen:
+        chosen["group_column"] = chosen.pop("group")
+    if chosen.get("group_column") == NONE:
+        chosen["group_column"] = "id"
+    if chosen.get("weight_column") == NONE:
+        chosen["weight_column"] = None
+    name = chosen.pop("name", None)
+    root = chosen.get("root")
+    if name is None and root is None:
+        raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
+    is_open = not isinstance(root, str | None)
+    if isinstance(name, str) and (name == TABLE or is_open or is_name(name)):
+        return {"name": name, **chosen}
+    return {**settings_of(root if name is None else name), **chosen}
 
 
 def is_name(text: str) -> bool:

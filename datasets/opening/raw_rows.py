@@ -20,7 +20,7 @@ from ..sources.table_settings import TableSettings
 from ..tables.provenance import Loaded
 from ..tables.table import ROLES
 from .as_trained import AS_TRAINED, complete_for_model
-from .complete import TABLE
+from .naming import TABLE
 
 
 def holds_rows(samples: Any, stored: Mapping[str, Any], modalities: Mapping[str, str]) -> bool:

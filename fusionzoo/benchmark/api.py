@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -15,15 +14,12 @@ from fusionzoo.benchmark import candidates, schedule
 from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.opening.complete import Completed
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors
-from fusionzoo.features.encode import key_of
 from fusionzoo.inputs.command import complete_run
-from fusionzoo.inputs.data import Data, configure_run
-from fusionzoo.inputs.identity import data_identity
+from fusionzoo.inputs.data import Data, configure
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.multitask import targets_of
 
 from .bench import GOES_ON, Bench, open_bench, tuning_trials
 from .clock import Clock
@@ -36,13 +32,6 @@ from .report.leaderboard import read_external, with_external
 from .report.page import Report
 from .report.results import Summary
 from .report.subgroups import with_subgroups
-
-
-def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
-    """Return settings that identify a data set in memory; they cannot open it again."""
-    encoders = json.loads(json.dumps(dataset.default_encoders, default=str))
-    key = key_of([data_identity(dataset), encoders, dataset.on_error])
-    return {"name": dataset.source, "in_memory": key}
 
 
 @keyword_errors
@@ -66,14 +55,10 @@ def benchmark(
     """
     keywords = {"fusions": fusions, "seeds": seeds, "out": None if out is None else os.fspath(out)}
     settings |= {name: value for name, value in keywords.items() if value is not None}
-    cfg, dataset = configure_run(BenchmarkConfig, data, settings, config, targets_of)
-    if dataset is not None:
-        augment = {key: cfg.data[key] for key in ("augment",) if key in cfg.data}
-        cfg = replace(cfg, data={**dataset_settings(dataset), **augment})
-    return run(cfg, dataset)
+    return run(*configure(BenchmarkConfig, data, settings, config))
 
 
-def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> Report:
+def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
     """Run what is not done yet and write the report; `data` replaces that of `cfg.data`."""
     if cfg.combine or cfg.shard:
         flag = "--combine" if cfg.combine else "--shard"
@@ -103,7 +88,7 @@ def run(cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None) -> 
     return Report.read(out)
 
 
-def run_shard(cfg: BenchmarkConfig, data: Completed | None = None) -> int:
+def run_shard(cfg: BenchmarkConfig, data: DataSpec | None = None) -> int:
     """Run one part of the jobs, `cfg.shard`, and write no report; return the exit code."""
     part, parts = schedule.read_shard(cfg.shard)
     bench, dataset, names, clock, deadline = _open(cfg, data)
@@ -121,7 +106,7 @@ def run_shard(cfg: BenchmarkConfig, data: Completed | None = None) -> int:
 
 
 def _open(
-    cfg: BenchmarkConfig, data: PairedDataset | Completed | None
+    cfg: BenchmarkConfig, data: DataSpec | None
 ) -> tuple[Bench, PairedDataset, list[str], Clock, float]:
     """Check names and settings before anything is computed.
 
@@ -137,10 +122,8 @@ def _open(
         deadline = time.monotonic() + in_seconds(cfg.time_limit, "time_limit")
     keep_freed_memory()
     clock = Clock(Path(cfg.out))
-    if data is None:
-        cfg, data = complete_run(cfg)
-    if isinstance(data, Completed):
-        data.show()
+    cfg, data = complete_run(cfg, data)
+    data.show()
     start_server(cfg)
     bench, dataset = open_bench(cfg, data)
     names, notes = candidates.list_candidates(bench.cfg, bench)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,15 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.opening.complete import Completed
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.table_files import read_split_file
 from fusionzoo.datasets.tables.splits import SHARES, SPLITS, describe_shares
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
+from fusionzoo.features.encode import key_of
 from fusionzoo.inputs.command import check_splits, is_split_file, split_words
-from fusionzoo.inputs.data import VAL_SHARE, open_dataset, with_image_range, with_validation
+from fusionzoo.inputs.data import VAL_SHARE, with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import Target
@@ -250,15 +252,20 @@ class Job(NamedTuple):
     training: Settings  # settings of training that tuning changed: `epochs`, `optim`
 
 
-def open_bench(
-    cfg: BenchmarkConfig, data: PairedDataset | Completed | None = None
-) -> tuple[Bench, PairedDataset]:
-    """Open the data set, unless it is passed as an object, and create the folds."""
+def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
+    """Return settings that identify a data set in memory; they cannot open it again."""
+    encoders = json.loads(json.dumps(dataset.default_encoders, default=str))
+    key = key_of([data_identity(dataset), encoders, dataset.on_error])
+    return {"name": dataset.source, "in_memory": key}
+
+
+def open_bench(cfg: BenchmarkConfig, data: DataSpec | None = None) -> tuple[Bench, PairedDataset]:
+    """Open the data set and create the folds; `data` replace those that `cfg` names."""
     cfg = replace(cfg, data=check_splits(cfg, cfg.data))
-    if isinstance(data, Completed):  # its table has been read
-        opened = open_dataset(data.to_open, targets_of(cfg))
-    else:
-        opened = open_dataset(cfg.data, targets_of(cfg), data)
+    data = data or DataSpec(settings=cfg.data)
+    opened = data.open(targets_of(cfg))
+    if data.is_in_memory:
+        cfg = replace(cfg, data={**cfg.data, **dataset_settings(opened)})
     cfg, dropped_flags = drop_deselected(cfg, opened.provenance.deselected)
     if not opened.classes and not opened.scheme:
         raise FusionZooError(f"{opened.source} has no target column, and a benchmark needs one")
@@ -288,7 +295,7 @@ def open_bench(
         None if opened.scheme is None else tuple(opened.scheme),
         tasks.metric,
         data_identity(opened),
-        opened if isinstance(data, PairedDataset) else None,
+        opened if data.is_in_memory else None,
         protocol=protocol,
         weights=opened.weights,
         weighted_by=opened.weight_column,
@@ -419,7 +426,7 @@ def dataset_of(bench: Bench) -> PairedDataset:
     """Return the data set of a benchmark, opened again where it is known by its settings only."""
     if bench.dataset is not None:
         return bench.dataset
-    return open_dataset(bench.cfg.data, targets_of(bench.cfg))
+    return DataSpec(settings=bench.cfg.data).open(targets_of(bench.cfg))
 
 
 def conditions(bench: Bench) -> list[Condition]:

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from fusionzoo.config import EmbedConfig
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.devices import pick_device
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.inputs.data import InMemory
 from fusionzoo.memory import keep_freed_memory
 from fusionzoo.model import FusionModel
 
@@ -27,7 +27,7 @@ from .open import open_model_and_data
 from .parts import PartsFolder
 
 CORES_PER_ACTOR = 4  # on machines without a GPU
-Objects = tuple[FusionModel | None, InMemory]  # in memory, instead of those of `cfg`
+Objects = tuple[FusionModel | None, DataSpec | None]  # in memory, instead of those of `cfg`
 
 
 class PartActor:

@@ -9,13 +9,13 @@ from torch import nn
 
 from fusionzoo.config import EmbedConfig, split_name
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.distributed import World
 from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.inference import open_for_model, rows_to_read
 from fusionzoo.inputs.command import complete_data
-from fusionzoo.inputs.data import InMemory, open_dataset
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.plugins import load_plugins
@@ -97,21 +97,19 @@ def _drop_maps(fusion: nn.Module) -> None:
                 setattr(parent, name, nn.Identity())
 
 
-def open_data_alone(cfg: EmbedConfig, dataset: InMemory) -> PairedDataset:
+def open_data_alone(cfg: EmbedConfig, data: DataSpec | None) -> PairedDataset:
     """Open the data that encoders without training read."""
-    if isinstance(dataset, PairedDataset):
-        return dataset
-    done = complete_data(cfg.data if dataset is None else dataset, cfg.target)
-    done.show()
-    return open_dataset(done.to_open, None)
+    spec = complete_data(data or DataSpec(settings=cfg.data), cfg.target)
+    spec.show()
+    return spec.open()
 
 
 def open_model_and_data(
-    cfg: EmbedConfig, world: World, model: FusionModel | None, dataset: InMemory
+    cfg: EmbedConfig, world: World, model: FusionModel | None, data: DataSpec | None
 ) -> tuple[FusionModel, PairedDataset, dict[str, Any]]:
     """Return the model on its device, the rows to embed, and the data set's settings.
 
-    `model` and `dataset` replace those that `cfg` names.
+    `model` and `data` replace those that `cfg` names.
     """
     load_plugins(cfg.plugins)
     is_composed = bool(cfg.encoders or cfg.fusion)
@@ -130,9 +128,9 @@ def open_model_and_data(
     targets: dict[str, str] | None = None if model is None or model.targets is None else {}
     refuse_augmentation(cfg.data)
     if model is None:
-        dataset, settings = open_data_alone(cfg, dataset), dict(cfg.data)
+        dataset, settings = open_data_alone(cfg, data), dict(cfg.data)
         model = compose(dataset, cfg.encoders, cfg.fusion)
     else:
-        dataset, settings = open_for_model(cfg, model, dataset, targets)
+        dataset, settings = open_for_model(cfg, model, data, targets)
     rows = rows_to_read(model, dataset, cfg.split, warn=world.main)
     return model.to(world.device), rows, settings

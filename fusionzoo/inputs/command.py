@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fusionzoo.config import BenchmarkConfig, RunConfig
-from fusionzoo.datasets.opening.complete import Completed, complete
+from fusionzoo.datasets.opening.complete import complete
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.table_files import READERS, table_suffix
 from fusionzoo.datasets.tables.splits import makers_of_splits
 from fusionzoo.datasets.tables.table import word_list
@@ -21,22 +22,29 @@ R = TypeVar("R", RunConfig, BenchmarkConfig)
 CLASSIFICATION = {"name": "classification"}
 
 
-def complete_run(cfg: R) -> tuple[R, Completed]:
-    """Return `cfg` with explicit settings of the data and of what `cfg.target` holds."""
-    done = complete_to_train(cfg, cfg.data)
-    return replace(with_targets(cfg, done), data=done.settings), done
-
-
-def complete_to_train(cfg: RunConfig | BenchmarkConfig, data: dict[str, Any]) -> Completed:
-    """Return explicit settings of data, and what the targets of a training hold."""
-    known, infer_kinds = tuple(cfg.targets), cfg.objective == CLASSIFICATION
-    splits: list[str] = []
+def complete_run(cfg: R, data: DataSpec | None = None) -> tuple[R, DataSpec]:
+    """Return `cfg` with explicit settings of the data and of what `cfg.target` holds, and the data;
+    `data` replace those that `cfg` names."""
+    data = data or DataSpec(settings=cfg.data)
+    if data.is_complete:
+        return cfg, data
+    if data.dataset is not None:
+        if cfg.target:
+            raise FusionZooError(
+                "target names a column of a table; a PairedDataset has its targets: targets="
+            )
+        return cfg, data
+    settings, splits = data.settings, list[str]()
     if isinstance(cfg, BenchmarkConfig):
-        data = check_splits(cfg, data)
+        settings = check_splits(cfg, settings)
         splits = [word for word in split_words(cfg) if not is_split_file(word)]
-    return complete(
-        data, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True, splits=splits
+    known, infer_kinds = tuple(cfg.targets), cfg.objective == CLASSIFICATION
+    found = complete(
+        settings, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True, splits=splits
     )
+    found = replace(found, is_complete=True)
+    cfg = with_targets(cfg, found)
+    return (cfg if found.is_in_memory else replace(cfg, data=found.settings)), found
 
 
 def check_splits(cfg: BenchmarkConfig, data: dict[str, Any]) -> dict[str, Any]:
@@ -72,31 +80,33 @@ def is_split_file(word: str) -> bool:
     return table_suffix(Path(word)) in READERS or Path(word).expanduser().is_file()
 
 
-def required(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a command's data, which must be there."""
-    if not data:
+def required(data: DataSpec) -> DataSpec:
+    """Return the data of a command, which must be named."""
+    if data.dataset is None and not data.settings:
         raise FusionZooError(
             "--data is missing: a data set's name, a file, a folder or a URL of shards comes first"
         )
     return data
 
 
-def complete_data(data: dict[str, Any], target: str | Sequence[str] = ()) -> Completed:
-    """Return explicit settings of the data of a command that does not train."""
-    done = complete(required(data), target)
-    kinds = done.target_kinds
-    if done.has_one_target:
+def complete_data(data: DataSpec, target: str | Sequence[str] = ()) -> DataSpec:
+    """Return the data of a command that does not train, with explicit settings."""
+    if required(data).dataset is not None:
+        return data
+    found = complete(data.settings, target)
+    kinds = found.target_kinds
+    if found.has_one_target:
         kinds = {"target": next(iter(kinds.values()))}
     if not kinds or kinds == {"target": "classification"}:
-        return done
-    return replace(done, settings={**done.settings, "targets": kinds})
+        return found
+    return replace(found, settings={**found.settings, "targets": kinds})
 
 
-def with_targets(cfg: R, done: Completed) -> R:
+def with_targets(cfg: R, found: DataSpec) -> R:
     """Return `cfg` with the objective of each target that was found out."""
-    kinds = done.target_kinds
+    kinds = found.target_kinds
     cfg = replace(cfg, target="")
-    if done.has_one_target and not cfg.targets:
+    if found.has_one_target and not cfg.targets:
         return replace(cfg, objective={"name": next(iter(kinds.values()))})
     if not kinds:
         return cfg

@@ -20,7 +20,7 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.console import print_table
-from fusionzoo.datasets import PairedDataset, create_dataset
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
     FoldFeatures,
@@ -42,8 +42,7 @@ from fusionzoo.inference import (
     open_model,
     tasks_of_model,
 )
-from fusionzoo.inputs.command import complete_data, complete_run, required
-from fusionzoo.inputs.data import InMemory, open_dataset
+from fusionzoo.inputs.command import complete_run, required
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.structures import Features
@@ -90,14 +89,14 @@ class AnalyseConfig:
 
 
 def read_features(
-    cfg: BenchmarkConfig, dataset: PairedDataset | None, clusters: int | None
+    cfg: BenchmarkConfig, data: DataSpec, clusters: int | None
 ) -> tuple[PidInputs, list[str]]:
     """Return what `pid` decomposes, and notes for the reader.
 
     Vectors are taken as they are. Encoders without weights are trained alone on a fold's training
     rows, as in a benchmark.
     """
-    opened = open_dataset(cfg.data, targets_of(cfg), dataset)
+    opened = data.open(targets_of(cfg))
     if opened.weight_column is not None:
         raise FusionZooError("pid takes no weights of samples: leave out --data.weight_column")
     if opened.scheme is not None:
@@ -108,7 +107,7 @@ def read_features(
         if kind == "vector" and name not in cfg.encoders
     }
     cfg = replace(cfg, encoders={**cfg.encoders, **as_they_are})
-    bench, opened = open_bench(cfg, opened if dataset is not None else None)
+    bench, opened = open_bench(cfg, DataSpec(dataset=opened) if data.is_in_memory else None)
     encoders = build_encoders(bench.cfg, opened)
     untrained = [name for name, encoder in encoders.items() if is_untrained(encoder)]
     bench = prepare(bench, opened, tokens=False)
@@ -162,22 +161,17 @@ class Analysis:
 
 
 def analyse(
-    cfg: AnalyseConfig, model: FusionModel | None = None, dataset: InMemory = None
+    cfg: AnalyseConfig, model: FusionModel | None = None, data: DataSpec | None = None
 ) -> Analysis:
     """Analyse the data that `cfg` names, or a model's answers on it if there is a model."""
     if model is not None or cfg.model:
-        return _analyse_model(cfg, model, dataset)
+        return _analyse_model(cfg, model, data)
     names = ("plugins", "data", "target", "encoders", "folds", "jobs", "num_workers", "device")
     settings = {name: getattr(cfg, name) for name in (*names, "seed")}
     bench = BenchmarkConfig(**settings, tune=0, corruptions="none")
-    if isinstance(dataset, dict):
-        done = complete_data(dataset, cfg.target)
-        done.show()
-        dataset = create_dataset(**done.to_open)
-    elif dataset is None:
-        bench, done = complete_run(replace(bench, data=required(cfg.data)))
-        done.show()
-    setup, notes = read_features(bench, dataset, cfg.clusters)
+    bench, data = complete_run(bench, required(data or DataSpec(settings=cfg.data)))
+    data.show()
+    setup, notes = read_features(bench, data, cfg.clusters)
     pairs = tuple(decompose_data(setup))
     source = str(cfg.data.get("root", cfg.data.get("name", ""))) or "data in memory"
     return Analysis(
@@ -188,10 +182,12 @@ def analyse(
     )
 
 
-def _analyse_model(cfg: AnalyseConfig, model: FusionModel | None, dataset: InMemory) -> Analysis:
+def _analyse_model(
+    cfg: AnalyseConfig, model: FusionModel | None, data: DataSpec | None
+) -> Analysis:
     settings = EvaluateConfig.of(cfg)
     model = open_model(settings, model)
-    opened = labelled(model, open_data(settings, model, dataset))
+    opened = labelled(model, open_data(settings, model, data))
     complete = opened.present.all(1).nonzero()[:, 0]
     if len(complete) < 2 or len(model.modalities) < 2:
         raise FusionZooError(

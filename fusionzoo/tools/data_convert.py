@@ -11,6 +11,7 @@ from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.console import command_line
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.plugins import load_plugins
 
@@ -82,7 +83,7 @@ def _convert(cfg: ConvertConfig) -> int:
         print(f"wrote   {converted.manifest}")
         print(f"next    {command_line('train')} {converted.manifest}")
         return 0
-    done = complete_data(cfg.data, cfg.target)
+    done = complete_data(DataSpec(settings=cfg.data), cfg.target)
     done.show()
     settings = done.settings
     options = {name: getattr(cfg, name) for name in ("format", "prepare", "shard_mb")}

@@ -9,13 +9,13 @@ from pathlib import Path
 from fusionzoo.config import RunConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.datasets.opening.complete import Completed
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.devices import is_out_of_memory, seed_everything
 from fusionzoo.distributed import World, from_main, wrap
 from fusionzoo.evaluation.measure import Answers
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
-from fusionzoo.inputs.data import open_dataset, with_image_range, with_validation
+from fusionzoo.inputs.data import with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
@@ -121,17 +121,13 @@ def train_once(
 
 
 def open_data(
-    cfg: RunConfig, data: PairedDataset | Completed | None, tracker: Tracker
+    cfg: RunConfig, data: DataSpec | None, tracker: Tracker
 ) -> tuple[RunConfig, PairedDataset]:
     """Open the data set and show what its columns hold; return it with explicit settings of it."""
-    if data is None:
-        cfg, data = complete_run(cfg)
-    if isinstance(data, Completed):
-        if tracker.world.main:
-            data.show()
-        dataset = open_dataset(data.to_open, targets_of(cfg))
-    else:
-        dataset = open_dataset(cfg.data, targets_of(cfg), data)
+    cfg, data = complete_run(cfg, data)
+    if tracker.world.main:
+        data.show()
+    dataset = data.open(targets_of(cfg))
     if cfg.train.select != "last":
         cfg, dataset = with_validation(cfg, dataset)
     return with_image_range(cfg, dataset)

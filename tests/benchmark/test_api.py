@@ -18,12 +18,13 @@ import pytest
 
 import fusionzoo as fz
 from fusionzoo.benchmark import api
-from fusionzoo.benchmark.api import dataset_settings
+from fusionzoo.benchmark.bench import dataset_settings
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.opening.in_memory import store_table
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, as_keywords
-from fusionzoo.inputs.data import data_settings, store_table
 from fusionzoo.scripts.benchmark import main
 from helpers.python import run_python
 
@@ -111,7 +112,7 @@ def test_a_name_a_path_and_a_folder_are_recognised(
 
 def test_data_of_another_type_is_an_error() -> None:
     with pytest.raises(FusionZooError, match="data is of type ndarray, and no name"):
-        data_settings(np.zeros((2, 2)))
+        DataSpec.of(np.zeros((2, 2)))
 
 
 def test_a_stored_table_keeps_its_values_and_paths_become_absolute(tmp_path: Path) -> None:

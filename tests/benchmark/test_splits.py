@@ -19,6 +19,7 @@ from fusionzoo.benchmark.bench import Fold, open_bench
 from fusionzoo.benchmark.candidates import LOGISTIC, list_candidates
 from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.results import Summary
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation import statistics
 from helpers.planted import candidate, summary
@@ -89,7 +90,9 @@ def test_files_of_splits_are_the_folds_and_may_leave_samples_out(tmp_path: Path)
         with open(files[-1], "w", newline="") as file:
             csv.writer(file).writerows([("id", "split"), *rows])
     dataset = fz.create_dataset(opened(table()), target="y")
-    bench, _ = open_bench(small(tmp_path, folds=None, splits=",".join(files), **QUICK), dataset)
+    bench, _ = open_bench(
+        small(tmp_path, folds=None, splits=",".join(files), **QUICK), DataSpec(dataset=dataset)
+    )
     sizes = [[len(x) for x in vars(fold).values()] for fold in bench.folds]
     assert sizes == [[20, 10, 20], [15, 5, 30]]
     assert bench.folds[1].test.tolist() == [*range(10, 40)]
@@ -104,7 +107,9 @@ def test_random_splits_are_of_seed_after_seed_and_more_of_them_go_on(tmp_path: P
         " validation; mean ± standard deviation over them"
     )
     data = fz.create_dataset(opened(table()), target="y")
-    bench, _ = open_bench(small(tmp_path, folds=None, repeats=2, seed=3, **QUICK), data)
+    bench, _ = open_bench(
+        small(tmp_path, folds=None, repeats=2, seed=3, **QUICK), DataSpec(dataset=data)
+    )
     for seed, fold in zip((3, 4), bench.folds, strict=True):
         order = np.random.RandomState(seed).permutation(COUNT)
         assert fold.test.tolist() == sorted(order[int(0.85 * COUNT) :].tolist())

@@ -16,7 +16,8 @@ import torch
 import fusionzoo
 from fusionzoo.cells import whole_dates
 from fusionzoo.datasets.opening.as_trained import complete_for_model
-from fusionzoo.datasets.opening.complete import Completed, complete
+from fusionzoo.datasets.opening.complete import complete
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.cell_kinds import find_date_order
 from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alone
 from fusionzoo.datasets.summary import data_summary
@@ -513,7 +514,7 @@ COLUMNS: dict[str, tuple[list[Any], str]] = {
 }
 
 
-def completed(folder: Path) -> Completed:
+def completed(folder: Path) -> DataSpec:
     for n in range(2):
         np.save(folder / f"v{n}.npy", np.zeros(4, np.float32))
         np.save(folder / f"s{n}.npy", np.zeros((2, 4), np.float32))

@@ -21,10 +21,10 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
 import fusionzoo as fz
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources import in_memory
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs.data import read_data, store_table
 
 WORDS = ("red", "blue and long", "green")
 
@@ -243,7 +243,7 @@ def test_labels_of_an_index_are_ids(index: Any, way: str, tmp_path: Path) -> Non
     if way == "parquet":
         frame.to_parquet(source := tmp_path / "m.parquet")
     if way == "stored":
-        source = store_table(read_data(frame), tmp_path)
+        source = DataSpec.of(frame, store=True).settings
     data = fz.create_dataset(source)
     for text, label in zip(frame["text"], data.ids, strict=True):
         assert label.split(" ")[0] == text.split(" ")[1]
@@ -712,16 +712,14 @@ def test_every_function_takes_data_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_cache")
 def test_lists_that_arrow_holds_are_stored_and_opened_again() -> None:
-    from fusionzoo.inputs.data import data_settings
-
     plain = [{**row, "vector": row["vector"].tolist(), "image": {"bytes": png()}} for row in rows()]
-    settings = data_settings(plain)
+    settings = DataSpec.of(plain, store=True).recorded
     assert settings["name"] == "manifest"
-    assert data_settings(plain) == settings
+    assert DataSpec.of(plain, store=True).recorded == settings
     data = fz.create_dataset(**settings)
     assert torch.equal(data[3].values["vector"], torch.from_numpy(rows()[3]["vector"]))
     assert data[3].values["image"].shape == (3, 3, 4)
-    assert data_settings(rows()) == {"name": "in_memory"}
+    assert DataSpec.of(rows(), store=True).recorded == {"name": "in_memory"}
 
 
 @pytest.mark.usefixtures("_cache")

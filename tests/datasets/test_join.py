@@ -263,14 +263,14 @@ def test_joins_of_the_command_line_are_those_made_by_hand(how: Any, tmp_path: Pa
     import pandas as pd
 
     from fusionzoo.config import RunConfig, from_args
-    from fusionzoo.inputs.data import open_dataset
+    from fusionzoo.datasets.opening.spec import DataSpec
 
     notes = [{"id": f"r{n}", "key": n % 5, "text": f"note {n}"} for n in range(12)]
     titles = [{"key": n, "words": f"title {n}"} for n in (1, 2, 3, 7, 8)]
     root, other = write(tmp_path / "notes.csv", notes), write(tmp_path / "titles.csv", titles)
     flags = ["--data.name", "manifest", "--data.root", root, "--data.how", how]
     flags += ["--data.join.title.root", other, "--data.join.title.columns.text", "words"]
-    data = open_dataset(from_args(RunConfig, [*flags, "--data.on", "key"]).data)
+    data = DataSpec(settings=from_args(RunConfig, [*flags, "--data.on", "key"]).data).open()
     by_hand = pd.DataFrame(notes).merge(pd.DataFrame(titles), how=how, on="key")
     ids = by_hand["id"].fillna("title/").tolist()
     assert sorted(x.partition("/")[0] for x in data.ids) == sorted(x.rstrip("/") for x in ids)

@@ -21,6 +21,7 @@ import fusionzoo as fz
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.media.audio import Segment
 from fusionzoo.datasets.media.decode import decode
+from fusionzoo.datasets.opening.in_memory import store_table
 from fusionzoo.datasets.shards.blocks import StoredCells
 from fusionzoo.datasets.shards.writers import stored_value
 from fusionzoo.datasets.summary import data_summary
@@ -31,7 +32,6 @@ from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.features.encode import Compute, encode, fingerprint
-from fusionzoo.inputs.data import store_table
 from fusionzoo.model import encode_rows
 from fusionzoo.structures import ITEM_COUNTS, Audio, Sample
 from fusionzoo.tools.audit.scan import scan_values

@@ -28,9 +28,9 @@ import fusionzoo as fz
 from fusionzoo import PairedDataset
 from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.extract import ExtractionPlan
-from fusionzoo.inputs.data import data_settings
 from fusionzoo.scripts.embed import embed
 from fusionzoo.structures import Audio, Batch, Sample
 
@@ -618,7 +618,7 @@ def few_rows(count: int) -> list[Row]:
 
 def settings(out: Path, dataset: PairedDataset, **more: Any) -> EmbedConfig:
     sizes: dict[str, Any] = {"batch_size": 2, "row_group": 4, "num_workers": 0, "device": "cpu"}
-    return EmbedConfig(out=str(out), data=data_settings(dataset), **{**sizes, **more})
+    return EmbedConfig(out=str(out), data=DataSpec.of(dataset).recorded, **{**sizes, **more})
 
 
 def check_order(out: Path, dataset: PairedDataset, rows: Sequence[Row]) -> None:
@@ -653,7 +653,9 @@ def test_embeddings_have_the_order_of_every_source(
         assert dataset.ids == [row.id for row in rows]
     batches = ExtractionPlan(dataset.only(["text", "vector"]).lengths(), 4, 2).batches(range(3))
     assert [row for batch in batches for row in batch.rows.tolist()] != [*range(9)]
-    out = embed(settings(tmp_path / "e.parquet", dataset), World(), small_model, dataset)
+    out = embed(
+        settings(tmp_path / "e.parquet", dataset), World(), small_model, DataSpec(dataset=dataset)
+    )
     check_order(out, dataset, rows)
 
 
@@ -673,7 +675,7 @@ def test_workers_and_processes_keep_the_order(
         torch.set_num_threads(1)
         dist = DistConfig(init_method=f"file://{tmp_path}/meeting", rank=rank, world_size=size)
         with process_group(dist, "cpu") as world:
-            embed(cfg, world, small_model, dataset)
+            embed(cfg, world, small_model, DataSpec(dataset=dataset))
 
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=work, args=(rank,)) for rank in range(size)]
@@ -697,7 +699,7 @@ def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> Non
         dataset = SOURCES["parquet of structs"](tmp_path, rows)
         more: dict[str, Any] = {"engine": "ray", "actors": 2, "row_group": 10}
         cfg = settings(tmp_path / "e.parquet", dataset, **more)
-        embed(cfg, World(), small_model, dataset)
+        embed(cfg, World(), small_model, DataSpec(dataset=dataset))
         check_order(tmp_path / "e.parquet", dataset, rows)
     finally:
         ray.shutdown()

@@ -19,12 +19,12 @@ import pytest
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.media.budgets import BUDGETS
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.text_tables import find_delimiter
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.errors import FusionZooError
-from fusionzoo.inputs.data import data_settings
 from helpers.memory import at_most
 
 HEADER = ["id", "split", "target", "text"]
@@ -139,14 +139,14 @@ def test_endings_may_be_in_upper_case_and_compressed(name: str, tmp_path: Path) 
     data = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.lower().endswith("gz") else data)
     check_rows(opened(tmp_path / name))
-    assert data_settings(str(tmp_path / name))["name"] == "manifest"
+    assert DataSpec.of(str(tmp_path / name)).settings["name"] == "manifest"
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m.csv").write_text(cells())
     check_rows(create_dataset("manifest", root="~/m.csv"))
-    assert data_settings("~/m.csv")["root"] == str(tmp_path / "m.csv")
+    assert DataSpec.of("~/m.csv").settings["root"] == str(tmp_path / "m.csv")
 
 
 def test_broken_files_are_one_error(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import fusionzoo
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.cli import main as console
 from fusionzoo.datasets.base import from_memory
+from fusionzoo.datasets.opening.in_memory import store_table
 from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
@@ -28,7 +29,6 @@ from fusionzoo.datasets.tables.tabular import learn_columns, strange_cells
 from fusionzoo.encoders.tabular import Categories
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupted
-from fusionzoo.inputs.data import store_table
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.build import choose_encoders
 

@@ -12,6 +12,7 @@ import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.benchmark.bench import open_bench
 from fusionzoo.config import BenchmarkConfig
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.report import Run
 
@@ -123,7 +124,9 @@ def test_a_share_that_cannot_be_held_out_is_one_clear_error(
 
 def test_a_benchmark_of_the_data_s_own_splits_holds_out_the_same() -> None:
     data = create_dataset(TABLE, kinds=KINDS)
-    bench, opened = open_bench(BenchmarkConfig(data={"name": "manifest"}, folds=0), data)
+    bench, opened = open_bench(
+        BenchmarkConfig(data={"name": "manifest"}, folds=0), DataSpec(dataset=data)
+    )
     assert bench.cfg.data["val_share"] == 0.1
     assert opened.split_names == data.hold_out(0.1).split_names
     rows = [bench.folds[0].train, bench.folds[0].val, bench.folds[0].test]

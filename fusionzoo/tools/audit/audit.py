@@ -14,6 +14,7 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import DATASETS, PairedDataset
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.tables.paths import Refusal, collecting
 from fusionzoo.files import write_json
 from fusionzoo.plugins import load_plugins
@@ -199,6 +200,6 @@ def _settings(cfg: CheckConfig | ShowConfig) -> Tree:
     from fusionzoo.inputs.command import complete_data
 
     load_plugins(cfg.plugins)
-    done = complete_data(cfg.data, cfg.target)
+    done = complete_data(DataSpec(settings=cfg.data), cfg.target)
     done.show()
     return done.settings

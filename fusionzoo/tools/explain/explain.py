@@ -19,9 +19,10 @@ from fusionzoo.config.schema import Count, ModelUse, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.collate import collate_items, prepare
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.inference import data_settings_of, encode_batches, open_data, open_model
-from fusionzoo.inputs.data import Data, InMemory, configure, open_dataset
+from fusionzoo.inputs.data import Data, configure
 from fusionzoo.model import FusionModel, encode_rows
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
@@ -76,17 +77,17 @@ def explain(
     """
     folder = model.folder if isinstance(model, Run) else model
     path = "" if isinstance(folder, FusionModel) else str(folder)
-    cfg, dataset = configure(ExplainConfig, data, {**settings, "model": path})
+    cfg, spec = configure(ExplainConfig, data, {**settings, "model": path})
     loaded = model.model if isinstance(model, Run) else model
-    return _explain(cfg, loaded if isinstance(loaded, FusionModel) else None, dataset)
+    return _explain(cfg, loaded if isinstance(loaded, FusionModel) else None, spec)
 
 
 @torch.no_grad()
-def _explain(cfg: ExplainConfig, model: FusionModel | None, dataset: InMemory) -> Explanations:
+def _explain(cfg: ExplainConfig, model: FusionModel | None, data: DataSpec | None) -> Explanations:
     use = PredictConfig.of(cfg)
     model = open_model(use, model)
     question = Question.of(model, cfg.answer, cfg.label)
-    dataset = open_data(use, model, dataset)
+    dataset = open_data(use, model, data)
     rows: list[Explanation] = []
     for batch, features in encode_batches(model, dataset, use, "modalities", by_length=False):
         rows += explain_batch(model, question, batch, features, cfg)
@@ -322,7 +323,7 @@ class PartsExplainer:
         dataset, where = self.dataset, "the explained data"
         try:
             settings = data_settings_of({}, self.cfg.model, self.model.trained_on)
-            training = open_dataset(settings.to_open, {}).split("train")
+            training = settings.open({}).split("train")
             if training.modalities.get(name) != self.dataset.modalities[name]:
                 raise FusionZooError(f"it has no {name!r}")
             dataset, where = training, "the training split"

@@ -14,12 +14,13 @@ from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import ModelUse, option
 from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.files import write_text
 from fusionzoo.html.samples import MAX_CHARACTERS, PLAYED, SIDE
 from fusionzoo.html.template import template
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
-from fusionzoo.inputs.data import Data, InMemory, configure
+from fusionzoo.inputs.data import Data, configure
 from fusionzoo.model import FusionModel
 from fusionzoo.plugins import load_plugins
 from fusionzoo.training.gain import GAIN
@@ -63,8 +64,8 @@ def report(
     """
     opened = open_run(run)
     named = {**settings, "model": str(opened.folder), "html": "" if path is None else str(path)}
-    cfg, dataset = configure(ReportConfig, data, named, store=False)
-    return write_page(opened, cfg, dataset)
+    cfg, spec = configure(ReportConfig, data, named, store=False)
+    return write_page(opened, cfg, spec)
 
 
 def open_run(run: Run | str | Path) -> Run:
@@ -81,7 +82,7 @@ def open_run(run: Run | str | Path) -> Run:
     return run
 
 
-def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
+def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
     """Write the page of a run, and return its path."""
     require_packages()
     load_plugins(cfg.plugins)
@@ -89,7 +90,7 @@ def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
     use = EvaluateConfig.of(cfg, split="all", out=str(path))
     refuse_to_replace(read_yaml(run.folder / "config.yaml")["data"], str(path), "--html")
     model = open_model(use, run.model)
-    opened, problem = _open(use, model, dataset)
+    opened, problem = _open(use, model, data)
     measured = None
     if opened is not None and (model.classes or model.targets):
         rows = opened if cfg.split == "all" else opened.split(cfg.split)
@@ -113,13 +114,13 @@ def write_page(run: Run, cfg: ReportConfig, dataset: InMemory) -> Path:
 
 
 def _open(
-    use: EvaluateConfig, model: FusionModel, dataset: InMemory
+    use: EvaluateConfig, model: FusionModel, data: DataSpec | None
 ) -> tuple[PairedDataset | None, str]:
     """Open the data; those of the training may be gone, then return why."""
     try:
-        return open_data(use, model, dataset), ""
+        return open_data(use, model, data), ""
     except (FusionZooError, OSError) as error:
-        if use.data or dataset is not None:
+        if use.data or (data is not None and data.is_in_memory):
             raise
         return None, one_line(error)
 

@@ -11,9 +11,9 @@ from fusionzoo.config import merge
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.media.arrays import ArrayItem
 from fusionzoo.datasets.opening.naming import IN_MEMORY
+from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.html.samples import show_sample
-from fusionzoo.inputs.data import data_settings, in_memory, open_dataset, read_data
 from fusionzoo.plugins import load_plugins
 
 from .vectors import VectorFile
@@ -52,25 +52,16 @@ def open_samples(
     file: VectorFile, data: Any = None, plugins: str | Sequence[str] = ()
 ) -> SearchedSamples:
     """Open the data that a file was made of: `data` if given, else what its metadata names."""
-    settings: Mapping[str, Any] = {}
     try:
         recorded = file.metadata.get("data")
         recorded = recorded if isinstance(recorded, Mapping) else {}
         if isinstance(data, Mapping) and data and not data.get("name") and recorded.get("name"):
             data = merge(recorded, data)  # `--data.root` alone: the data has moved
-        if data:
-            data = read_data(data)
-            dataset = in_memory(data)
-            if dataset is not None:
-                return SearchedSamples(dataset)
-            settings = data_settings(data)
-        else:
-            settings = recorded
-            if settings.get("name") in (None, "", IN_MEMORY):
-                problem = "the file does not name its data: --data says where it is"
-                return SearchedSamples(None, problem)
+        if not data and recorded.get("name") in (None, "", IN_MEMORY):
+            problem = "the file does not name its data: --data says where it is"
+            return SearchedSamples(None, problem)
         load_plugins(plugins)
-        return SearchedSamples(open_dataset(dict(settings), {}))
+        return SearchedSamples(DataSpec.of(data or recorded).open({}))
     except (FusionZooError, OSError) as error:
         if data:
             raise
