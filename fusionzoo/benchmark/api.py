@@ -35,7 +35,6 @@ from .report.external import with_predictions
 from .report.leaderboard import read_external, with_external
 from .report.page import Report
 from .report.results import Summary
-from .report.subgroups import with_subgroups
 
 
 def dataset_settings(dataset: PairedDataset) -> dict[str, Any]:
@@ -148,7 +147,6 @@ def _open(
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
     bench = with_predictions(bench, dataset.ids, names, dataset.provenance.id_column)
-    bench = with_subgroups(bench, dataset)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:

@@ -193,7 +193,6 @@ class Bench:
     protocol: str = ""  # in a sentence, how the data was split
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.
     predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    subgroups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> (N,) names
     weights: Tensor | None = None  # (N,) how much each sample counts; None: all alike
     weighted_by: str | None = None  # the column of the weights
 

@@ -187,20 +187,16 @@ def crossed(
 
 
 def mean_interval(
-    scores: Array,
-    groups: Groups,
-    weights: Array | None = None,
-    level: float = LEVEL,
-    test_share: float = 0.0,
+    scores: Array, groups: Groups, weights: Array | None = None, level: float = LEVEL
 ) -> Interval:
     """Return the mean of (S, N) with its interval: Wilson's of one seed that has each of
     independent samples right or wrong, and of groups where all are right or all wrong; else
     `crossed`."""
     mean, count = float(scores.mean()), len(set(np.asarray(groups).tolist()))
-    alone = count == scores.size and not test_share  # of one seed, too
+    alone = count == scores.size  # of one seed, too
     if weights is None and np.isin(scores, (0, 1)).all() and (alone or mean in (0, 1)):
         return Interval(mean, *share_interval(mean, count, level))
-    return crossed(scores, test_share, level, groups=groups, weights=weights)[0]
+    return crossed(scores, level=level, groups=groups, weights=weights)[0]
 
 
 def paired_interval(gains: Array, groups: Groups, weights: Array | None = None) -> Interval:

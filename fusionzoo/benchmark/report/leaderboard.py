@@ -38,7 +38,6 @@ from .results import (
     severities,
     thousands,
 )
-from .subgroups import NAME, WORST, worst_groups
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
 ECE_NOTE = (
@@ -92,7 +91,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             line["outcome"] = outcome(comparison.difference, p)
         if candidate.kind not in ("baseline", "chosen", EXTERNAL):
             line |= _robustness(summary, candidate)
-        lines.append(line | worst_groups(summary, candidate))
+        lines.append(line)
     return sorted(lines, key=lambda line: (-line["score"], line["candidate"]))
 
 
@@ -376,25 +375,9 @@ def columns(metric: str) -> dict[str, Column]:
     }
 
 
-def _worst_columns(lines: Sequence[Line], metric: str) -> dict[str, Column]:
-    """Return a column for each column of groups, by name."""
-    keys = dict.fromkeys(key for line in lines for key in line if key.startswith(WORST))
-    return {
-        key: Column(
-            keys=(key, NAME + key.removeprefix(WORST)),
-            title=f"worst {key.removeprefix(WORST)}",
-            text=lambda figure, name: f"{decimal(figure)} ({name})",
-            note=f"{metric_name(metric)} in the candidate's worst group, and its name",
-            default=False,
-            best="high" if metric_named(metric).higher else "low",
-        )
-        for key in keys
-    }
-
-
 def present_columns(lines: Sequence[Line], metric: str, names: Sequence[str]) -> list[Column]:
     """Return those of the named columns that the lines have values for."""
-    by_name = columns(metric) | _worst_columns(lines, metric)
+    by_name = columns(metric)
     return [
         column
         for column in (by_name[name] for name in names)
@@ -432,18 +415,16 @@ def cell(column: Column, line: Line) -> Cell:
 
 def page_table(lines: Sequence[Line], metric: str) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns of the page and the cells of each line; unlisted numbers come last."""
-    by_name = columns(metric) | (of_groups := _worst_columns(lines, metric))
-    names = [*PAGE, *of_groups]
-    shown = present_columns(lines, metric, names)
-    shown += _other_numbers(lines, [by_name[name] for name in names])
+    by_name = columns(metric)
+    shown = present_columns(lines, metric, PAGE)
+    shown += _other_numbers(lines, [by_name[name] for name in PAGE])
     return shown, [[cell(column, line) for column in shown] for line in lines]
 
 
 def text_table(
-    lines: Sequence[Line], metric: str, names: Sequence[str] = ()
+    lines: Sequence[Line], metric: str, names: Sequence[str] = TEXT
 ) -> tuple[list[str], list[list[str]]]:
     """Return the leaderboard as text: header and rows; by default the columns of `TEXT`."""
-    names = names or [*TEXT, *_worst_columns(lines, metric)]
     shown = present_columns(lines, metric, names)
     header = [column.title.replace("\u00a0", " ") for column in shown]
     return header, [[cell(column, line).text for column in shown] for line in lines]
@@ -453,9 +434,8 @@ def paper_table(
     lines: Sequence[Line], metric: str
 ) -> tuple[list[str], list[list[str]], list[list[bool]]]:
     """Return header, rows and which cells are the best of their column."""
-    names = [*TEXT, *_worst_columns(lines, metric)]
-    shown = present_columns(lines, metric, names)
-    header, rows = text_table(lines, metric, names)
+    shown = present_columns(lines, metric, TEXT)
+    header, rows = text_table(lines, metric)
     return header, rows, [[_is_best(x, lines, column) for column in shown] for x in lines]
 
 

@@ -47,7 +47,6 @@ from .results import (
     row_label,
     severities,
 )
-from .subgroups import page_section
 from .tables import costs, latex, markdown, parquet
 from .verdict import pairwise, under_dropout
 
@@ -281,7 +280,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         heat=heat_map(summary, figures.get("shapley", {})),
         stages=stage_rows(figures, laps),
         presence=presence_table(figures),
-        groups=[page_section(column, figures) for column in figures.get("subgroups", {})],
         checklist=checklist(figures),
         minutes=minutes(laps),
         minutes_table=(["part", "seconds"], laps),
@@ -383,8 +381,6 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     print(f"\n{figures['verdict']}")
     behind = figures.get("behind", ())  # earlier reports have one text
     print(f"({len(behind)} sentences behind it are in the report.)\n" if behind else "")
-    for by_group in figures.get("subgroups", {}).values():
-        print(f"{by_group['words']}\n")
 
 
 def _without_nan(tree: Any) -> Any:

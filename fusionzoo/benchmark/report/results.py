@@ -158,11 +158,6 @@ class Summary:
         """How much the test samples count, (N,); None: all alike."""
         return self._weights_of(self.rows)
 
-    @cached_property
-    def counted(self) -> NDArray[np.bool_]:
-        """Which test samples have a weight above 0, (N,)."""
-        return np.ones(len(self.rows), np.bool_) if self.weights is None else self.weights > 0
-
     def _weights_of(self, rows: Tensor) -> NDArray[np.float64] | None:
         weights = self.bench.weights_of(rows)
         return None if weights is None else weights.double().numpy()
@@ -186,17 +181,6 @@ class Summary:
         mask = np.zeros(len(self.rows), np.bool_)
         mask[np.unique(self.rows.numpy(), return_index=True)[1]] = True
         return mask
-
-    @cached_property
-    def subgroups(self) -> dict[str, NDArray[np.str_]]:
-        """The group of each test, (N,), by column of `--subgroups`; without those of which one
-        group is tested, as may be in the first of several folds."""
-        rows = self.rows.tolist()
-        columns = {
-            column: np.array([names[row] for row in rows])
-            for column, names in self.bench.subgroups.items()
-        }
-        return {column: x for column, x in columns.items() if len(set(x.tolist())) > 1}
 
     @property
     def folds(self) -> int:

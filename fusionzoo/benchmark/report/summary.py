@@ -40,10 +40,8 @@ from .results import (
     Validation,
     choose,
     chosen_fusion,
-    is_plain,
     of_shared_seeds,
 )
-from .subgroups import subgroup_rows
 
 CHOSEN_ALONE = "single by validation"
 EARLIER_NAMES = {"mean of single modalities": PRODUCT_PRESENT}  # of rows, in earlier reports
@@ -77,8 +75,7 @@ def summarise(bench: Bench, results: Results) -> Summary:
 def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
     """Return a row per candidate, fold, seed, subset and corruption.
 
-    Where one modality was taken from another sample, `subset` says so: `a+b, a of another sample`;
-    and which group of samples a row is of, `a+b, site=A`.
+    Where one modality was taken from another sample, `subset` says so: `a+b, a of another sample`.
     """
     all_modalities = list(summary.bench.modalities)
     rows = []
@@ -92,11 +89,6 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
             if row["corruption"] == "pairing":  # a control, which must not pass for a result
                 subset += f", {row['modality']} of another sample"
             rows.append({**names, **row, "subset": subset})
-            if is_plain(row):
-                rows += [
-                    {**names, **x, "subset": f"{subset}, {x['subset']}"}
-                    for x in subgroup_rows(summary, candidate, row)
-                ]
     return rows
 
 

@@ -49,7 +49,6 @@ from .results import (
     of_shared_seeds,
     thousands,
 )
-from .subgroups import figures_by_group
 from .summary import controls
 
 FEWEST_SAMPLES = 10  # for an interval
@@ -110,7 +109,6 @@ def figures(summary: Summary) -> dict[str, Any]:
         "leaderboard": summary.leaderboard,
         "external": _external_figures(summary),
         "controls": controls(summary),
-        "subgroups": figures_by_group(summary),
         **_fusion_figures(summary, tied),
     }
 
