@@ -48,7 +48,7 @@ from .results import (
     severities,
 )
 from .tables import costs, latex, markdown, parquet
-from .verdict import pairwise, under_dropout
+from .verdict import pairwise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,6 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
         "ranks": _ranks(summary),
         "missing": _missing(summary, metric),
         "corruptions": _corruptions(summary, metric),
-        "dropout": under_dropout(summary),
         "calibration": _calibration(summary),
         "pareto": _pareto(summary, metric),
     }
