@@ -31,7 +31,6 @@ from .results import (
     best_single,
     corruption_curves,
     decimal,
-    lost_area,
     metric_name,
     missing_area,
     readable,
@@ -57,7 +56,7 @@ SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 PAGE = (
     *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
     *("p", "outcome"),
-    *("missing", "lost", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
+    *("missing", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
     *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
     *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
 )
@@ -164,21 +163,16 @@ def outcome(difference: float, p: float) -> str:
 
 
 def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
-    """Return areas under the score's curves: over missing rates, over severities by modality.
-
-    Those over missing rates and over the severity of lost parts have intervals.
-    """
+    """Return areas under the score's curves: over missing rates, with its interval, and over
+    severities by modality."""
     modalities, areas = list(summary.bench.modalities), {}
     shown = summary.bench.metric.shown
-    for name, by_sample in (
-        ("missing_area", missing_area(candidate, modalities)),
-        ("lost_area", lost_area(candidate, modalities)),
-    ):
-        if by_sample is not None:
-            interval = summary.interval(by_sample, damaged=name == "lost_area")
-            areas[name] = shown(interval.mean)
-            low, high = sorted((shown(interval.low), shown(interval.high)))
-            areas |= {f"{name}_low": low, f"{name}_high": high}
+    by_sample = missing_area(candidate, modalities)
+    if by_sample is not None:
+        interval = summary.interval(by_sample)
+        low, high = sorted((shown(interval.low), shown(interval.high)))
+        areas = {"missing_area": shown(interval.mean)}
+        areas |= {"missing_area_low": low, "missing_area_high": high}
     for modality in modalities:
         curves = corruption_curves(candidate, modality)
         if curves:
@@ -336,7 +330,6 @@ def columns(metric: str) -> dict[str, Column]:
     gain, points = metric_named(metric).difference, ", points" * metric_named(metric).share
     title = metric_name(metric)
     over_missing = f"{title} over missing rates from 0 to 0.9, averaged"
-    over_lost = f"{title} over the severity of a lost part, averaged"
     best: Literal["high", "low"] = "high" if metric_named(metric).higher else "low"
 
     return COMMON | {
@@ -369,9 +362,6 @@ def columns(metric: str) -> dict[str, Column]:
             best="high",
         ),
         "missing": Column(keys=("missing_area",), title="missing", text=decimal, note=over_missing),
-        "lost": Column(
-            keys=("lost_area",), title="lost parts", text=decimal, note=over_lost, default=False
-        ),
     }
 
 
