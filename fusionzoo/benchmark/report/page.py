@@ -38,7 +38,6 @@ from .results import (
     best_single,
     chosen_fusion,
     corruption_curves,
-    decimal,
     duration,
     metric_name,
     missing_curve,
@@ -277,7 +276,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),
         heat=heat_map(summary, figures.get("shapley", {})),
-        stages=stage_rows(figures, laps),
         presence=presence_table(figures),
         checklist=checklist(figures),
         minutes=minutes(laps),
@@ -307,23 +305,6 @@ def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
     return [
         (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
     ]
-
-
-def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> list[list[str]]:
-    """Return a row for each stage: what it cost, and what was known after it."""
-    metric, seconds = metric_named(figures["metric"]), dict(laps)
-    rows = []
-    for stage in figures.get("stages", ()):
-        gain, words = stage["gain"], ""
-        if gain is not None:
-            mean, low, high = map(
-                metric.difference, (gain[x] for x in ("difference", "low", "high"))
-            )
-            words = f"{mean} ({low} to {high})"
-        took, name = duration(seconds.get(stage["stage"], 0.0)), stage["chosen_on_validation"] or ""
-        cells = [stage["stage"], took, decimal(stage["mean"]), name, words, stage["leader"] or ""]
-        rows.append(cells)
-    return rows
 
 
 def require_packages() -> None:

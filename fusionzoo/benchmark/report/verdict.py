@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -103,18 +103,6 @@ def figures(summary: Summary) -> dict[str, Any]:
         "controls": controls(summary),
         **_fusion_figures(summary, tied),
     }
-
-
-def stage_figures(summary: Summary, stage: Stage, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was known after a stage, for the report's table of stages.
-
-    `mean` is the figure of the trained candidates on average, without baselines.
-    """
-    name = summary.bench.metric.name
-    trained = [line[name] for line in summary.leaderboard if line["kind"] in ("single", "fusion")]
-    known = {key: figures.get(key) for key in ("chosen_on_validation", "gain", "leader")}
-    mean = float(np.mean(trained)) if trained else math.nan
-    return {"stage": stage.name, "candidates": len(trained), "mean": mean, **known}
 
 
 def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
