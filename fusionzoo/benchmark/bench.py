@@ -311,8 +311,7 @@ def _weights_note(tasks: Tasks, dataset: PairedDataset, folds: Sequence[Fold]) -
     return [
         f"Samples are weighted by {column}: in training, tuning, every score, interval and test, in"
         " baselines and fitted models. The calibration error, its diagram, the risk and the"
-        " controls count all alike; McNemar's test, redundancy, synergy and interactions are left"
-        " out."
+        " controls count all alike; McNemar's test is left out."
     ]
 
 
