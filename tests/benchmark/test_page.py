@@ -15,7 +15,7 @@ import pytest
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
 from fusionzoo.benchmark.report.leaderboard import leaderboard, page_table, text_table
-from fusionzoo.benchmark.report.page import heat_map
+from fusionzoo.benchmark.report.page import heat_map, sections
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.datasets.opening.naming import data_title
@@ -161,13 +161,21 @@ def test_the_files_that_the_page_links_stand_beside_it(page: Path) -> None:
 
 def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
     text = page.read_text()
-    sections = re.split(r"<h2>", text)[1:]
-    for section in sections:
+    parts = re.split(r"<h2>", text)[1:]
+    for section in parts:
         if "<svg" in section:
             assert "How to read it" in section
             assert "data:text/csv;base64," in section
-    assert text.count('<svg class="plot"') == text.count("<svg") == 6
+    assert text.count('<svg class="plot"') == text.count("<svg") == 5
     assert text.index('id="verdict"') < text.index("<table")
+
+
+def test_all_pairs_of_fusions_are_compared_also_after_one_seed() -> None:
+    whole = summary([candidate("gmu", [0.9]), candidate("sum", [0.5]), candidate("max", [0.5])])
+    pairs = sections(whole, "accuracy")["pairs"]
+    assert pairs["names"] == ["gmu", "max", "sum"]
+    assert pairs["matrix"] == [["", "win", "win"], ["loss", "", "tie"], ["loss", "tie", ""]]
+    assert pairs["counts"] == [[2, 0, 0], [0, 1, 1], [0, 1, 1]]
 
 
 def test_names_are_shown_as_code_and_each_candidate_has_its_calibration(page: Path) -> None:
@@ -315,7 +323,7 @@ def test_a_browser_shows_and_sorts_it(
     assert found["hint_for_all"] and found["columns"][1] > found["columns"][0] + 5
     assert found["pinned"] == "sticky" and abs(found["moved"]) <= 1
     # each figure once, its labels apart, inside and large enough
-    assert found["pictures"] == 6
+    assert found["pictures"] == 5
     assert found["overlaps"] == [] and found["cut"] == []
     assert found["smallest"] >= 10
     # readable on light and on dark paper

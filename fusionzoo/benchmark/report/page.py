@@ -18,7 +18,6 @@ from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
-from fusionzoo.evaluation.statistics import rank
 from fusionzoo.files import write_files
 from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
@@ -62,7 +61,7 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
     content = {
         "leaderboard": {"table": _table(summary.leaderboard)},
         "intervals": _intervals(summary, metric),
-        "ranks": _ranks(summary),
+        "pairs": _pairs(summary),
         "missing": _missing(summary, metric),
         "corruptions": _corruptions(summary, metric),
         "calibration": _calibration(summary),
@@ -149,25 +148,16 @@ def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
     return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
 
 
-def _ranks(summary: Summary) -> dict[str, Any] | None:
-    num_seeds = summary.bench.cfg.seeds
-    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
-    if len(fusions) < 3 or num_seeds < 2:
+def _pairs(summary: Summary) -> dict[str, Any] | None:
+    fusions = summary.of_kind("fusion")
+    if len(fusions) < 2:
         return None
-    by_seed = [[summary.mean(x[None]) for x in fusion.scores] for fusion in fusions]
-    ranking = rank(np.array(by_seed).T)
-    names = [fusion.name for fusion in fusions]
     matrix, lines = pairwise(summary, fusions)
-    counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
     return {
-        "svg": plots.critical_difference(names, ranking),
-        "p": ranking.p,
-        "width": ranking.critical_difference,
-        "names": names,
+        "names": [fusion.name for fusion in fusions],
         "matrix": matrix,
-        "counts": counts,
-        "table": (["candidate", "average rank"], list(zip(names, ranking.ranks, strict=True))),
-        "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
+        "counts": [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix],
+        "table": (list(lines[0]), [list(line.values()) for line in lines]),
     }
 
 
