@@ -187,7 +187,6 @@ class Bench:
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
     not_run: Mapping[str, str] = field(default_factory=dict)  # candidate -> what it lacks
-    trained_alone: tuple[str, ...] = ()  # modalities whose encoders learnt from a fold's labels
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
     protocol: str = ""  # in a sentence, how the data was split
