@@ -31,7 +31,7 @@ USAGE = Usage(
     ),
     common=(
         *("data", "target", "fusions", "encoders", "mode", "seeds", "folds", "corruptions"),
-        *("subgroups", "time_limit", "out"),
+        *("time_limit", "out"),
     ),
     more="The same command continues an interrupted benchmark.",
 )

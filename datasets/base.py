@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
@@ -150,16 +149,14 @@ def from_memory(
     ids: Sequence[str],
     splits: Sequence[str],
     target: Sequence[str],
-    present: Mapping[str, NDArray[np.bool_]] | None = None,
     **options: Any,
 ) -> PairedDataset:
-    """Return a data set of values in memory; `present` has masks (N,) of what some lack."""
+    """Return a data set of values in memory, which every sample has."""
     rows = np.arange(len(ids))
-    absent = {name: ~mask for name, mask in (present or {}).items()}
     table = {
         "id": pa.array(ids),
         "split": pa.array(splits),
         "target": pa.array(target),
-        **{name: pa.array(rows, mask=absent.get(name)) for name in values},
+        **dict.fromkeys(values, pa.array(rows)),
     }
     return PairedDataset(pa.table(table), kinds, memory=values, **options)

@@ -117,9 +117,9 @@ strategies on your data (`benchmark.py --balance none,mla,ogm_ge`).
 ### By rate: `digits`, text learns ten times as fast as image and audio
 
 {rate}
-### By content: `situations` (starved), one modality shows most classes plainly
+### By content: `starved`, one modality shows most classes plainly
 
-The other shows the rest, in a way that takes longer to learn.
+The other shows the rest, in a way that takes longer to learn (`perf/situations.py`).
 
 {content}"""
 BALANCE_TABLE = """\

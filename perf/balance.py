@@ -5,9 +5,9 @@
 - `rate` (results/balance.csv): `digits`, whose modalities are damaged so that none suffices. Text
   is made dominant by speed, not by content: its encoder learns at rate 0.1, those of image and
   audio at a tenth of it, so that the fusion can rely on text before they have learned anything.
-- `content` (results/balance_content.csv): `situations` (starved), where `a` shows the class plainly
-  in 80 % of the samples, and `b` shows it in the others, but as a difference modulo 4 that takes an
-  encoder longer to learn than `a` leaves it gradient for. All rates are the same.
+- `content` (results/balance_content.csv): perf/situations.py (starved), where `a` shows the class
+  plainly in 80 % of the samples, and `b` shows it in the others, but as a difference modulo 4 that
+  takes an encoder longer to learn than `a` leaves it gradient for. All rates are the same.
 
 Everything else is the same for all: fusion `mean` (the only kind all strategies can wrap: a linear
 head that modalities share), SGD with momentum (Adam divides most of a modulated gradient's size out
@@ -31,6 +31,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import situations  # noqa: F401 (registers the data set)
 import torch
 from _cells import Cell, run_all
 

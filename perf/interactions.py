@@ -15,7 +15,7 @@ from pathlib import Path
 from _cells import Cell, run_all, train
 
 from fusionzoo import create_dataset, fusion_info, list_fusions
-from fusionzoo.datasets.builtin.planted import TASKS, interactions_bayes_accuracy
+from fusionzoo.datasets.builtin.interactions import TASKS, interactions_bayes_accuracy
 
 ROOT = Path(__file__).parents[1]
 DEGREE_TWO = {"film"}  # with three modalities its formula holds products of two, not of three

@@ -1,10 +1,10 @@
 """Compare fusions in each situation of docs/which.md: `python perf/which.py`.
 
-One row of its table is one planted data set (`situations` and `interactions`), and the fusions that
-it recommends are compared with the plain ones. Every seed draws its own data, weights and order and
-is one benchmark (`fusionzoo.benchmark`: same epochs, batches and optimiser for all, the epoch with
-the least validation loss), so seeds are independent, and figures are compared with paired t-tests
-over seeds, Holm-corrected over all pairs of a situation.
+One row of its table is one planted data set (of perf/situations.py, or `interactions`), and the
+fusions that it recommends are compared with the plain ones. Every seed draws its own data, weights
+and order and is one benchmark (`fusionzoo.benchmark`: same epochs, batches and optimiser for all,
+the epoch with the least validation loss), so seeds are independent, and figures are compared with
+paired t-tests over seeds, Holm-corrected over all pairs of a situation.
 
 Writes results/which.csv: a line per situation and fusion with mean and 95 % interval, the best
 possible figure, and `leader`: yes where no fusion is shown to be better. Prints for each situation
@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import situations
+from situations import SITUATIONS, best_accuracy, best_aurc
 
 import fusionzoo as fz
-from fusionzoo.datasets.builtin.planted import SITUATIONS, bayes_aurc, situations_bayes_accuracy
-from fusionzoo.datasets.builtin.planted import interactions_bayes_accuracy as interaction_accuracy
+from fusionzoo.datasets.builtin.interactions import interactions_bayes_accuracy
 from fusionzoo.evaluation.statistics import LEVEL, holm, seed_interval
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +56,7 @@ class Row:
 def planted(situation: str, samples: int, fusions: tuple[str, ...], **options: Any) -> Row:
     """Return the row of a data set `situations`."""
     data = {"name": "situations", "situation": situation, "samples": samples}
-    best = {"best_possible": situations_bayes_accuracy(situation), **options}
+    best = {"best_possible": best_accuracy(situation), **options}
     return Row(data, (*PLAIN, *fusions), **best)
 
 
@@ -74,7 +75,7 @@ ROWS = {
     ),
     "synergy": interactions(
         {"task": "xor", "num_modalities": 3, "samples": 1500},
-        interaction_accuracy("xor", 3),
+        interactions_bayes_accuracy("xor", 3),
         ("lmf", "concat_transformer", "cross_attention"),
     ),
     "missing_at_test": planted(
@@ -92,7 +93,7 @@ ROWS = {
         1500,
         ("tmc", "mvae_poe", "qmf"),
         figure="aurc",
-        best_possible=bayes_aurc(),
+        best_possible=best_aurc(),
     ),
 }
 assert set(SITUATIONS) <= set(ROWS)
@@ -135,6 +136,7 @@ def measure(name: str, flags: argparse.Namespace) -> tuple[dict[str, list[float]
             fusions=list(row.fusions),
             seeds=1,
             seed=seed,
+            plugins=situations.__file__,
             out=flags.runs / folder,
             mode="finetune",
             folds=0,  # the data set's split: of `missing_at_test`, only test samples lack values

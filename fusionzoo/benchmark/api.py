@@ -31,7 +31,6 @@ from .report.external import with_predictions
 from .report.leaderboard import read_external, with_external
 from .report.page import Report
 from .report.results import Summary
-from .report.subgroups import with_subgroups
 
 
 @keyword_errors
@@ -131,7 +130,6 @@ def _open(
     candidates.check_settings(bench.cfg, names)
     read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
     bench = with_predictions(bench, dataset.ids, names, dataset.provenance.id_column)
-    bench = with_subgroups(bench, dataset)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:
@@ -159,7 +157,6 @@ class _Answer(NamedTuple):
     stage: schedule.Stage
     whole: Summary
     figures: dict[str, Any]  # without what says that they are provisional
-    stages: tuple[dict[str, Any], ...]  # what was known after each
     names: list[str]  # candidates that are asked for
 
     def shown(self) -> dict[str, Any]:
@@ -168,17 +165,11 @@ class _Answer(NamedTuple):
         if stage.stopped or not stage.last:
             words = verdict.provisional(self.whole, stage, self.names)
             shown["verdict"] = f"{words} {shown['verdict']}"
-        return shown | {"stages": list(self.stages), "stopped": stage.stopped}
+        return shown | {"stopped": stage.stopped}
 
     def stopped(self, by: str) -> _Answer:
         """Return what Ctrl-C or the time limit leaves after the stage."""
-        again = self._replace(stage=self.stage._replace(stopped=by, last=True))
-        return again.with_stage() if self.stage.part else again
-
-    def with_stage(self) -> _Answer:
-        """Return the same with the stage among those that the report lists."""
-        added = verdict.stage_figures(self.whole, self.stage, self.figures)
-        return self._replace(stages=(*self.stages, added))
+        return self._replace(stage=self.stage._replace(stopped=by, last=True))
 
 
 def _stages(
@@ -203,9 +194,8 @@ def _stages(
         for stage in schedule.run_stages(prepared, allowed, clock, deadline):
             whole = summary.summarise(prepared, stage.results)
             clock.lap("statistics")
-            stages = () if answer is None else answer.stages
             if any(x.kind in ("single", "fusion") for x in whole.candidates):
-                answer = _Answer(stage, whole, verdict.figures(whole), stages, allowed)
+                answer = _Answer(stage, whole, verdict.figures(whole), allowed)
             elif not stage.stopped:
                 if stage.part:  # other candidates or folds follow
                     continue
@@ -215,8 +205,6 @@ def _stages(
                 raise _nothing_yet(stage.stopped)
             else:
                 answer = answer._replace(stage=stage, names=allowed)
-            if not stage.part or stage.stopped:
-                answer = answer.with_stage()
             yield answer
             if stage.stopped:
                 return

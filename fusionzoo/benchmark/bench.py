@@ -189,13 +189,11 @@ class Bench:
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
     not_run: Mapping[str, str] = field(default_factory=dict)  # candidate -> what it lacks
-    trained_alone: tuple[str, ...] = ()  # modalities whose encoders learnt from a fold's labels
     corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
     protocol: str = ""  # in a sentence, how the data was split
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.
     predictions: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    subgroups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> (N,) names
     weights: Tensor | None = None  # (N,) how much each sample counts; None: all alike
     weighted_by: str | None = None  # the column of the weights
 
@@ -319,8 +317,7 @@ def _weights_note(tasks: Tasks, dataset: PairedDataset, folds: Sequence[Fold]) -
     return [
         f"Samples are weighted by {column}: in training, tuning, every score, interval and test, in"
         " baselines and fitted models. The calibration error, its diagram, the risk and the"
-        " controls count all alike; McNemar's test, redundancy, synergy and interactions are left"
-        " out."
+        " controls count all alike; McNemar's test is left out."
     ]
 
 

@@ -1,13 +1,11 @@
-"""Test models: the subsets of modalities, damaged samples, lost parts."""
+"""Test models: the subsets of modalities, damaged samples."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
@@ -16,7 +14,7 @@ from fusionzoo.evaluation.calibration import calibration
 from fusionzoo.evaluation.cost import head_cost
 from fusionzoo.evaluation.measure import Subset, logits_of
 from fusionzoo.evaluation.metrics import row_mean
-from fusionzoo.evaluation.robustness import LOST_PART, corrupted
+from fusionzoo.evaluation.robustness import corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import Compute, encode
@@ -64,22 +62,20 @@ class Examiner:
         chosen = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
         logits, by_subset = predict_given(model, test, chosen)
         scores = [self._scores(x) for x in (logits, *by_subset.values())]  # the full one first
-        rows, lost_scores = [self._row(logits, "full")], None
+        rows = [self._row(logits, "full")]
         rows += [self._row(x, subset_label(subset)) for subset, x in by_subset.items()]
         if not self.job.shuffled:
             rows += self._broken_pairings(model, test, seed)
             if tests_damage_later(self.bench):
                 weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
             else:
-                damaged, lost_scores = self._damaged(model, test)
-                rows += damaged
+                rows += self._damaged(model, test)
         facts = {
             "best_epoch": fit_result.best_epoch,
             "epochs": fit_result.epochs,
             "val_loss": fit_result.loss,
             "seconds": seconds,
             **head_cost(model.fusion, test),
-            "stacked": len(self.job.seeds) > 1,
         }
         return SeedResult(
             seed,
@@ -88,7 +84,6 @@ class Examiner:
             logits.numpy(),
             val_logits.numpy(),
             torch.stack(scores).float().numpy(),
-            lost_scores,
             fit_result.losses.numpy(),
             weights,
         )
@@ -96,8 +91,8 @@ class Examiner:
     def add_damaged(self, model: FusionModel, result: SeedResult) -> SeedResult:
         """Return a model's result with the metrics of damaged samples."""
         model.eval()
-        damaged, lost_scores = self._damaged(model, self._features(model, self.fold.test))
-        return result._replace(rows=[*result.rows, *damaged], lost_scores=lost_scores)
+        damaged = self._damaged(model, self._features(model, self.fold.test))
+        return result._replace(rows=[*result.rows, *damaged])
 
     def validate(self, model: FusionModel) -> Tensor:
         """Return the logits of the validation samples, (N, K)."""
@@ -145,15 +140,9 @@ class Examiner:
             self.tasks, logits, self.target, scores, subset, condition, weights=self.weights
         )
 
-    def _damaged(
-        self, model: FusionModel, test: FeaturesByModality
-    ) -> tuple[list[Row], NDArray[np.float32] | None]:
-        """Evaluate samples of which one modality is damaged; the same ones undamaged come first.
-
-        Also return the samples' scores (C, n) undamaged and with each lost part.
-        """
+    def _damaged(self, model: FusionModel, test: FeaturesByModality) -> list[Row]:
+        """Evaluate samples of which one modality is damaged; the same ones undamaged come first."""
         rows: list[Row] = []
-        lost_scores: list[Tensor] = []
         damaged = damaged_rows(self.bench, self.fold)
         numbers = self.test_order[torch.searchsorted(self.sorted_test, damaged)]
         clean = {name: Features(*(x[numbers] for x in whole)) for name, whole in test.items()}
@@ -165,11 +154,7 @@ class Examiner:
             scores = self.tasks.scores(logits, target)
             labels = ("full", condition)
             rows.append(score_row(self.tasks, logits, target, scores, *labels, weights=weights))
-            if takes_part(self.bench, condition):
-                lost_scores.append(scores)
-        if len(rows) == 1:
-            return [], None
-        return rows, torch.stack(lost_scores).float().numpy()
+        return rows if len(rows) > 1 else []
 
     def _broken_pairings(
         self, model: FusionModel, test: FeaturesByModality, seed: int
@@ -186,12 +171,6 @@ class Examiner:
             changed = {**test, name: Features(*(x[order] for x in features))}
             rows.append(self._row(predict(model, changed), "full", (name, "pairing", 0)))
         return rows
-
-
-def takes_part(bench: Bench, condition: Condition) -> bool:
-    """Whether a modality loses a part in a condition, or the condition is the undamaged one."""
-    modality, corruption, _ = condition
-    return condition == UNDAMAGED or corruption == LOST_PART.get(bench.modalities.get(modality, ""))
 
 
 def score_row(

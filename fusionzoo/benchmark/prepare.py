@@ -400,7 +400,6 @@ def _encode_folds(
         bench,
         notes=(*bench.notes, *notes),
         features=tuple(features),
-        trained_alone=tuple(trained),
         corrupted=tuple(corrupted),
     )
 

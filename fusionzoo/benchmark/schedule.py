@@ -59,7 +59,7 @@ DECAYS = (1e-3, 10.0)  # range of the weight decay
 RATES = (0.1, 10.0)  # range of the learning rate, as multiples of that of the settings
 # Settings that do not change a job: how and where it is run, and which other jobs are run.
 IRRELEVANT = {"fusions", "settings", "fusion", "balance", "balance_settings", "seeds", "controls"}
-IRRELEVANT |= {"tune", "baselines", "external", "figures", "shard", "subgroups"}
+IRRELEVANT |= {"tune", "baselines", "external", "figures", "shard"}
 IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "num_workers", "out", "combine", "plugins"}
 # Raised when a metric of a job is redefined: jobs of earlier versions are then run again.

@@ -28,8 +28,6 @@ class SeedResult(NamedTuple):
     logits: np.ndarray  # (N, K) of the whole test split
     val_logits: np.ndarray
     scores: np.ndarray  # (U, N) of each subset of the modalities, the full one first
-    # (C, n) of the damaged samples: undamaged, then in the order of `rows` with a lost part each.
-    lost_scores: np.ndarray | None = None
     val_losses: np.ndarray | None = None  # (N,) as in FitResult; linear baselines have none
     weights: Weights | None = None  # of the tested model, until damaged samples are tested too
 
@@ -54,9 +52,8 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
     for number, result in enumerate(results):
         arrays[f"logits{number}"], arrays[f"val{number}"] = result.logits, result.val_logits
         arrays[f"scores{number}"] = result.scores
-        for name, array in (("lost", result.lost_scores), ("losses", result.val_losses)):
-            if array is not None:
-                arrays[f"{name}{number}"] = array
+        if result.val_losses is not None:
+            arrays[f"losses{number}"] = result.val_losses
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": job._asdict(), "cells": entries})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +71,11 @@ def load(path: Path) -> list[SeedResult] | None:
         with np.load(path, allow_pickle=False) as arrays:
             entries = json.loads(str(arrays["about"]))["cells"]
             names = ("logits", "val", "scores")
-            results = [
-                SeedResult(*entry, *(arrays[f"{name}{number}"] for name in names))
-                for number, entry in enumerate(entries)
-            ]
-            return [  # files of earlier versions lack these scores
-                result._replace(
-                    lost_scores=arrays.get(f"lost{number}"),
-                    val_losses=arrays.get(f"losses{number}"),
+            return [
+                SeedResult(*entry, *(arrays[f"{name}{number}"] for name in names))._replace(
+                    val_losses=arrays.get(f"losses{number}")
                 )
-                for number, result in enumerate(results)
+                for number, entry in enumerate(entries)
             ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         print(f"warning: {path} is damaged ({error}); its job is run again")

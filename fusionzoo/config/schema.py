@@ -326,10 +326,6 @@ class BenchmarkConfig:
         " the metric, and as wanted low, high, source; or Parquet file of others' predictions, id"
         " and p_<class>, which are tested against ours sample by sample",
     )
-    subgroups: str | list[str] = option(
-        "",
-        "columns of the data, `sex,site`: also report where fusion helps, by each of their values",
-    )
     figures: Literal["none", "pdf"] = option(
         "none", "pdf: also write every figure of the page to figures/, for a paper"
     )

@@ -24,9 +24,6 @@ Corruption = Callable[[Any, int, Random], Any]
 C = TypeVar("C", bound=Corruption)
 
 CORRUPTIONS: dict[str, dict[str, Corruption]] = {kind: {} for kind in KINDS}  # by kind and name
-# The corruption of each kind that takes a part away and leaves the rest as it is.
-LOST_PART = {"image": "occlusion", "text": "word_drop", "audio": "silence"}
-LOST_PART |= {"vector": "dropout", "sequence": "dropout", "tabular": "empty_cells"}
 
 
 def corruption(*kinds: str) -> Callable[[C], C]:

@@ -18,7 +18,7 @@ from fusionzoo.errors import FusionZooError, check_known
 
 from .measure import Answers
 from .metrics import COMPARED_BY, Metric
-from .statistics import LEVEL, Groups, Interval, auroc_interval, crossed, mean_interval
+from .statistics import LEVEL, Groups, Interval, auroc_interval, mean_interval
 
 Array = NDArray[np.float64]
 Words = NDArray[np.str_]
@@ -56,59 +56,30 @@ class Subgroups(NamedTuple):
 
 
 def compare_subgroups(
-    scores: Array,
-    names: Words,
-    clusters: Groups,
-    *,
-    test_share: float = 0.0,
-    once: NDArray[np.bool_] | None = None,
-    weights: Array | None = None,
+    scores: Array, names: Words, clusters: Groups, *, weights: Array | None = None
 ) -> Subgroups:
     """Compare the samples of each group with all others: `scores` (S, N), higher is better.
 
-    `names` (N,) are the groups; tests of one of the `clusters` (N,) belong together. A group's
+    `names` (N,) are the groups; samples of one of the `clusters` (N,) belong together. A group's
     interval is Wilson's where one seed has each sample right or wrong and none belong together, and
     of clusters where all are right or all wrong, else Student's over seeds and clusters. That of a
     difference joins both sides' intervals (Newcombe 1998; Zou and Donner 2008,
     doi:10.1002/sim.3095), each at Bonferroni's level, so that it also holds for the worst of the
-    groups. Clusters with samples in several groups are counted in each. `test_share` is that of
-    `statistics.crossed`; `once` (N,) marks the tests to count as samples, by default all. Scores
-    count by their `weights` (N,), above 0; then every interval is Student's.
+    groups. Clusters with samples in several groups are counted in each. Scores count by their
+    `weights` (N,), above 0; then every interval is Student's.
     """
     clustered = np.array(clusters)
-    once = np.ones(len(names), np.bool_) if once is None else once
     every = sorted(set(names.tolist()))
     groups = []
     for name in every:
         inside = names == name
         sides = [_part(scores, clustered, weights, rows) for rows in (inside, ~inside)]
-        level = _simultaneous(len(every))
-        difference = _difference(*(mean_interval(*side, level, test_share) for side in sides))
-        score = mean_interval(*sides[0], LEVEL, test_share)
-        groups.append(Subgroup(name, int((inside & once).sum()), score, difference))
+        level = 1 - (1 - LEVEL) / len(every)  # at which all hold together (Bonferroni)
+        difference = _difference(*(mean_interval(*side, level) for side in sides))
+        groups.append(Subgroup(name, int(inside.sum()), mean_interval(*sides[0]), difference))
     large = [group for group in groups if group.samples >= FEW]
     worst = min(large, key=lambda x: x.score.mean) if len(large) > 1 else None
     return Subgroups(groups, worst)
-
-
-def subgroup_gains(
-    gains: Array,
-    names: Words,
-    clusters: Groups,
-    test_share: float = 0.0,
-    weights: Array | None = None,
-) -> dict[str, Interval]:
-    """Return the mean of (S, N) in each group, with intervals that are simultaneous over them.
-
-    The arguments are those of `compare_subgroups`, the scores differences of two models.
-    """
-    clustered, groups = np.array(clusters), sorted(set(names.tolist()))
-    level = _simultaneous(len(groups))
-    intervals = {}
-    for name in groups:
-        scores, of_group, counts = _part(gains, clustered, weights, names == name)
-        intervals[name], _ = crossed(scores, test_share, level, groups=of_group, weights=counts)
-    return intervals
 
 
 def _part(
@@ -211,14 +182,13 @@ def subgroup_metrics(
         cells = subgroup_cells(dataset, column)
         names = group_names([cells[row] for row in rows], column)
         groups, worst = compare_subgroups(scores, names, clusters, weights=weights)
-        figures = {group.name: subgroup_figures(group, metric) for group in groups}
+        figures = {group.name: _figures(group, metric) for group in groups}
         name = None if worst is None else worst.name
         found[column] = {"metric": metric.name, "groups": figures, "worst": name}
     return found
 
 
-def subgroup_figures(group: Subgroup, metric: Metric) -> dict[str, Any]:
-    """Return a group's figures: `samples`, that of the metric, `low`, `high` and `difference`."""
+def _figures(group: Subgroup, metric: Metric) -> dict[str, Any]:
     low, high = sorted((metric.shown(group.score.low), metric.shown(group.score.high)))
     figure = {metric.name: metric.shown(group.score.mean), "low": low, "high": high}
     return {"samples": group.samples, **figure, "difference": dict(group.difference._asdict())}
@@ -241,11 +211,6 @@ def subgroup_rows(figures: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     gap = figures["groups"][worst]["difference"]
     proven = "below" if gap["high"] < 0 else "not told apart from"
     return header, rows, f"worst is {worst!r}, {proven} all others"
-
-
-def _simultaneous(groups: int) -> float:
-    """Return the level of each interval at which all hold together (Bonferroni)."""
-    return 1 - (1 - LEVEL) / groups
 
 
 def _difference(a: Interval, b: Interval) -> Interval:

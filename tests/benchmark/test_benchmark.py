@@ -336,11 +336,12 @@ def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error
         return trained._replace(fits=[x._replace(losses=losses) for x in trained.fits])
 
     monkeypatch.setattr(jobs, "train", planted)
-    summary = run(cfg)
+    run(cfg)
     trained = [job["unit"]["training"] for job in jobs_of(tmp_path, "sum-")]
     assert len(trained) == 1 + adopted
     assert not adopted or trials_of(tmp_path, "sum-")[0][1]["training"] in trained
-    assert [x["stage"] for x in summary["stages"]] == ["first seed", "tuning"]
+    assert {"first seed", "tuning"} <= dict(read_laps(tmp_path)).keys()
+    assert "other seeds" not in dict(read_laps(tmp_path))
 
 
 def test_tuning_tries_a_linear_skip_and_layers_first_and_reports_what_it_chose(
@@ -558,17 +559,16 @@ def test_what_stops_a_benchmark_between_stages_leaves_a_report_too(
     report = api.run(small(tmp_path, **changes))
     words = f"PROVISIONAL (stopped by {stopped}, every candidate has 1 of 1 seed, 1 of 3 folds"
     assert report.verdict.startswith(words) and report.figures["stopped"] == stopped
-    assert [x["stage"] for x in report.figures["stages"]] == [schedule.FIRST_SEED]
 
 
-def test_each_stage_says_what_it_changed_and_cost(tmp_path: Path) -> None:
-    summary = run(small(tmp_path, **ANYTIME))
-    assert [x["stage"] for x in summary["stages"]] == list(schedule.STAGES[:3])
-    assert [x["candidates"] for x in summary["stages"]] == [6, 6, 6]
+def test_each_stage_says_what_it_cost(tmp_path: Path) -> None:
+    run(small(tmp_path, **ANYTIME))
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    table = page[page.index("<h2>What each stage changed") :]
+    table = page[page.index("<h2>Where the minutes went") :]
     table = table[: table.index("</table>")]
-    assert all(f"<td>{name}</td>" in table for name in schedule.STAGES[:3])
+    assert [name for name in schedule.STAGES if f"<td>{name}</td>" in table] == [
+        *schedule.STAGES[:3]
+    ]
     assert "PROVISIONAL" not in page
 
 
@@ -590,7 +590,6 @@ def test_the_first_answers_come_from_the_first_fold_and_from_cheap_candidates(
     assert not any("folds" in x for x in verdicts[1:])
     assert ["not run yet: `mbt`" in x for x in verdicts] == [True, True, False]
     assert all("damaged samples are tested last" in x for x in verdicts)
-    assert [x["stage"] for x in report.figures["stages"]] == ["first seed", "damaged samples"]
     verdicts.clear()
     again = api.run(small(tmp_path, **FOLDED))
     assert len(verdicts) == 1  # nothing is left of the first fold

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
@@ -16,7 +15,7 @@ import pytest
 from fusionzoo.benchmark.api import run
 from fusionzoo.benchmark.report import page as report_html
 from fusionzoo.benchmark.report.leaderboard import leaderboard, page_table, text_table
-from fusionzoo.benchmark.report.page import heat_map
+from fusionzoo.benchmark.report.page import heat_map, sections
 from fusionzoo.benchmark.report.results import Summary
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.datasets.opening.naming import data_title
@@ -119,13 +118,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSIONZOO_CACHE", str(out / "cache"))
-        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt", subgroups="target")
+        cfg = small(out, fusions="sum,gmu,max,late_mean,mbt")
         assert not run(cfg).failed
     return out / "index.html"
 
 
 def many_candidates() -> Summary:
-    """A planted report with every fusion, long names, baselines, groups, a training strategy."""
+    """A planted report with every fusion, long names, baselines, a training strategy."""
     names = [*sorted(FUSIONS), "alone:image", "alone:audio", "majority class"]
     names += ["logistic regression on everything", "mean of single modalities"]
     candidates = []
@@ -140,9 +139,7 @@ def many_candidates() -> Summary:
     candidates.append(replace(combined, name="concat_transformer + gblend"))
     whole = summary(candidates)
     cfg = replace(whole.bench.cfg, seeds=3)
-    names = ("St. Elsewhere general hospital, second ward", "B", "(missing)", "C")
-    groups = {"hospital of admission": tuple(names[n % 37 % 4] for n in range(len(whole.target)))}
-    whole = replace(whole, bench=replace(whole.bench, cfg=cfg, subgroups=groups))
+    whole = replace(whole, bench=replace(whole.bench, cfg=cfg))
     whole.leaderboard = leaderboard(whole)
     return whole
 
@@ -164,24 +161,21 @@ def test_the_files_that_the_page_links_stand_beside_it(page: Path) -> None:
 
 def test_every_plot_is_explained_and_links_its_figures(page: Path) -> None:
     text = page.read_text()
-    sections = re.split(r"<h2>", text)[1:]
-    for section in sections:
+    parts = re.split(r"<h2>", text)[1:]
+    for section in parts:
         if "<svg" in section:
             assert "How to read it" in section
             assert "data:text/csv;base64," in section
-    assert text.count('<svg class="plot"') == text.count("<svg") == 6
+    assert text.count('<svg class="plot"') == text.count("<svg") == 5
     assert text.index('id="verdict"') < text.index("<table")
 
 
-def test_groups_of_samples_have_a_table_and_every_candidate_its_worst_group(page: Path) -> None:
-    found = json.loads((page.parent / "summary.json").read_text())
-    by_group, text = found["subgroups"]["target"], page.read_text()
-    section = text.partition("<h2>By target</h2>")[2].partition("<h2>When modalities go")[0]
-    assert html.escape(by_group["words"], quote=False).replace("'", "&#39;") in section
-    for name, group in by_group["groups"].items():
-        assert f"<td>{name}</td><td>{group['samples']}</td>" in section
-    of_candidates = section.partition("Worst group of every candidate, by target")[2]
-    assert all(f">{x['candidate'].split('_')[0]}" in of_candidates for x in found["leaderboard"])
+def test_all_pairs_of_fusions_are_compared_also_after_one_seed() -> None:
+    whole = summary([candidate("gmu", [0.9]), candidate("sum", [0.5]), candidate("max", [0.5])])
+    pairs = sections(whole, "accuracy")["pairs"]
+    assert pairs["names"] == ["gmu", "max", "sum"]
+    assert pairs["matrix"] == [["", "win", "win"], ["loss", "", "tie"], ["loss", "tie", ""]]
+    assert pairs["counts"] == [[2, 0, 0], [0, 1, 1], [0, 1, 1]]
 
 
 def test_names_are_shown_as_code_and_each_candidate_has_its_calibration(page: Path) -> None:
@@ -329,7 +323,7 @@ def test_a_browser_shows_and_sorts_it(
     assert found["hint_for_all"] and found["columns"][1] > found["columns"][0] + 5
     assert found["pinned"] == "sticky" and abs(found["moved"]) <= 1
     # each figure once, its labels apart, inside and large enough
-    assert found["pictures"] == 6
+    assert found["pictures"] == 5
     assert found["overlaps"] == [] and found["cut"] == []
     assert found["smallest"] >= 10
     # readable on light and on dark paper

@@ -19,7 +19,7 @@ from helpers.planted import candidate, damaged, summary
 
 pytestmark = pytest.mark.drawn
 
-ALL = {"intervals", "ranks", "missing", "corruptions", "calibration", "pareto"}
+ALL = {"intervals", "missing", "corruptions", "calibration", "pareto"}
 SCORES = {"gmu": 0.8, "sum": 0.7, "max": 0.75, "alone:image": 0.6, "alone:audio": 0.5}
 
 
@@ -88,7 +88,7 @@ def six_modalities() -> Summary:
         (regression, ALL - {"calibration"}),
         (partial(undefined, "gmu"), ALL),
         (undefined, ALL - {"missing"}),
-        (one_candidate, ALL - {"ranks"}),
+        (one_candidate, ALL),
         (all_equal, ALL),
         (six_modalities, ALL),
     ],

@@ -90,9 +90,9 @@ def test_every_kind_of_target_has_its_figure_baselines_and_verdict(
         assert lines[name]["score"] > lines["alone:a"]["score"]
     assert (lines["sum"][metric] > 0) and (abs(fused["score"]) == pytest.approx(fused[metric]))
     assert fused["low"] < fused[metric] < fused["high"]
-    for curve in ("missing_area", "lost_area"):  # in the unit of the figure: errors above 0
-        assert 0 < fused[f"{curve}_low"] < fused[curve] < fused[f"{curve}_high"]
-        assert (fused[curve] > fused[metric]) == (metric == "mae")  # worse than with all modalities
+    area = fused["missing_area"]  # in the unit of the figure: errors above 0
+    assert 0 < fused["missing_area_low"] < area < fused["missing_area_high"]
+    assert (area > fused[metric]) == (metric == "mae")  # worse than with all modalities
     assert report.verdict.startswith("Fusion helps: ")
     assert ("MAE" in report.verdict) == (metric == "mae")
     assert "no sign of a leak" in report.figures["controls"]["words"]

@@ -15,7 +15,6 @@ from PIL import Image
 
 from fusionzoo.datasets import DATASETS
 from fusionzoo.datasets.builtin import hanzi, mfeat, openclipart
-from fusionzoo.datasets.builtin.planted import SITUATIONS
 from fusionzoo.testing import data
 from fusionzoo.testing.data import Source, source
 
@@ -136,7 +135,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {"samples": 100, "missing": 0.3}),
     ("hanzi", {"picture": True, "readings": "mandarin"}),
     ("interactions", {"task": "copy", "num_modalities": 3, "seed": 3}),
-    *(("situations", {"situation": name, "samples": 200}) for name in SITUATIONS),
     ("manifest", {"targets": {"target": "multilabel"}}),
 ]
 

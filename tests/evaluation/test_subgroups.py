@@ -12,8 +12,8 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.statistics import crossed, share_interval
-from fusionzoo.evaluation.subgroups import compare_subgroups, group_names, subgroup_gains
+from fusionzoo.evaluation.statistics import share_interval
+from fusionzoo.evaluation.subgroups import compare_subgroups, group_names
 
 COUNT = 120
 
@@ -53,32 +53,20 @@ def test_intervals_are_over_samples_that_belong_together_also_where_all_are_righ
     assert other.score.mean == pytest.approx(59 / 60)
 
 
-def test_gains_of_seeds_are_averaged_and_hold_for_all_groups_together() -> None:
-    gains, names = np.random.default_rng(0).normal(size=(3, 60)), np.array(["a", "b"] * 30)
-    by_group = subgroup_gains(gains, names, [f"{n}" for n in range(60)])
-    for name, interval in by_group.items():
-        assert interval.mean == pytest.approx(gains[:, names == name].mean())
-        alone, _ = crossed(gains[:, names == name])
-        assert interval.high - interval.low > 1.05 * (alone.high - alone.low)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "spread"), [(1, 0.0), (3, 0.05), (5, 0.3)])
-def test_equal_groups_and_equal_models_are_rarely_told_apart(seeds: int, spread: float) -> None:
+def test_equal_groups_are_rarely_told_apart(seeds: int, spread: float) -> None:
     """In some group of four, in under 8 % of data sets; `spread` is that of trainings."""
     draw, count, trials = np.random.default_rng(0), 400, 400
-    keys, worse, gains = [f"{n}" for n in range(count)], 0, 0
+    keys, worse = [f"{n}" for n in range(count)], 0
     for _ in range(trials):
         names = draw.choice(["a", "b", "c", "d"], count, p=[0.5, 0.3, 0.15, 0.05])
         item = 1 + draw.normal(size=count)
-        noise = draw.normal(scale=0.7, size=(2, seeds, count))
-        first, second = item + draw.normal(scale=spread, size=(2, seeds, 1)) + noise > 0
-        compared = compare_subgroups(first.astype(float), names, keys).groups
+        noise = draw.normal(scale=0.7, size=(seeds, count))
+        right = item + draw.normal(scale=spread, size=(seeds, 1)) + noise > 0
+        compared = compare_subgroups(right.astype(float), names, keys).groups
         worse += any(x.difference.high < 0 or x.difference.low > 0 for x in compared)
-        by_group = subgroup_gains(first.astype(float) - second, names, keys)
-        gains += any(x.low > 0 or x.high < 0 for x in by_group.values())
     assert worse / trials < 0.08
-    assert gains / trials < 0.08
 
 
 @pytest.fixture(scope="module")

@@ -31,14 +31,12 @@ from .results import (
     best_single,
     corruption_curves,
     decimal,
-    lost_area,
     metric_name,
     missing_area,
     readable,
     severities,
     thousands,
 )
-from .subgroups import NAME, WORST, worst_groups
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
 ECE_NOTE = (
@@ -58,7 +56,7 @@ SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 PAGE = (
     *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
     *("p", "outcome"),
-    *("missing", "lost", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
+    *("missing", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
     *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
     *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
 )
@@ -92,7 +90,7 @@ def leaderboard(summary: Summary) -> list[dict[str, Any]]:
             line["outcome"] = outcome(comparison.difference, p)
         if candidate.kind not in ("baseline", "chosen", EXTERNAL):
             line |= _robustness(summary, candidate)
-        lines.append(line | worst_groups(summary, candidate))
+        lines.append(line)
     return sorted(lines, key=lambda line: (-line["score"], line["candidate"]))
 
 
@@ -165,21 +163,16 @@ def outcome(difference: float, p: float) -> str:
 
 
 def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
-    """Return areas under the score's curves: over missing rates, over severities by modality.
-
-    Those over missing rates and over the severity of lost parts have intervals.
-    """
+    """Return areas under the score's curves: over missing rates, with its interval, and over
+    severities by modality."""
     modalities, areas = list(summary.bench.modalities), {}
     shown = summary.bench.metric.shown
-    for name, by_sample in (
-        ("missing_area", missing_area(candidate, modalities)),
-        ("lost_area", lost_area(candidate, modalities)),
-    ):
-        if by_sample is not None:
-            interval = summary.interval(by_sample, damaged=name == "lost_area")
-            areas[name] = shown(interval.mean)
-            low, high = sorted((shown(interval.low), shown(interval.high)))
-            areas |= {f"{name}_low": low, f"{name}_high": high}
+    by_sample = missing_area(candidate, modalities)
+    if by_sample is not None:
+        interval = summary.interval(by_sample)
+        low, high = sorted((shown(interval.low), shown(interval.high)))
+        areas = {"missing_area": shown(interval.mean)}
+        areas |= {"missing_area_low": low, "missing_area_high": high}
     for modality in modalities:
         curves = corruption_curves(candidate, modality)
         if curves:
@@ -337,7 +330,6 @@ def columns(metric: str) -> dict[str, Column]:
     gain, points = metric_named(metric).difference, ", points" * metric_named(metric).share
     title = metric_name(metric)
     over_missing = f"{title} over missing rates from 0 to 0.9, averaged"
-    over_lost = f"{title} over the severity of a lost part, averaged"
     best: Literal["high", "low"] = "high" if metric_named(metric).higher else "low"
 
     return COMMON | {
@@ -370,31 +362,12 @@ def columns(metric: str) -> dict[str, Column]:
             best="high",
         ),
         "missing": Column(keys=("missing_area",), title="missing", text=decimal, note=over_missing),
-        "lost": Column(
-            keys=("lost_area",), title="lost parts", text=decimal, note=over_lost, default=False
-        ),
-    }
-
-
-def _worst_columns(lines: Sequence[Line], metric: str) -> dict[str, Column]:
-    """Return a column for each column of groups, by name."""
-    keys = dict.fromkeys(key for line in lines for key in line if key.startswith(WORST))
-    return {
-        key: Column(
-            keys=(key, NAME + key.removeprefix(WORST)),
-            title=f"worst {key.removeprefix(WORST)}",
-            text=lambda figure, name: f"{decimal(figure)} ({name})",
-            note=f"{metric_name(metric)} in the candidate's worst group, and its name",
-            default=False,
-            best="high" if metric_named(metric).higher else "low",
-        )
-        for key in keys
     }
 
 
 def present_columns(lines: Sequence[Line], metric: str, names: Sequence[str]) -> list[Column]:
     """Return those of the named columns that the lines have values for."""
-    by_name = columns(metric) | _worst_columns(lines, metric)
+    by_name = columns(metric)
     return [
         column
         for column in (by_name[name] for name in names)
@@ -432,18 +405,16 @@ def cell(column: Column, line: Line) -> Cell:
 
 def page_table(lines: Sequence[Line], metric: str) -> tuple[list[Column], list[list[Cell]]]:
     """Return the columns of the page and the cells of each line; unlisted numbers come last."""
-    by_name = columns(metric) | (of_groups := _worst_columns(lines, metric))
-    names = [*PAGE, *of_groups]
-    shown = present_columns(lines, metric, names)
-    shown += _other_numbers(lines, [by_name[name] for name in names])
+    by_name = columns(metric)
+    shown = present_columns(lines, metric, PAGE)
+    shown += _other_numbers(lines, [by_name[name] for name in PAGE])
     return shown, [[cell(column, line) for column in shown] for line in lines]
 
 
 def text_table(
-    lines: Sequence[Line], metric: str, names: Sequence[str] = ()
+    lines: Sequence[Line], metric: str, names: Sequence[str] = TEXT
 ) -> tuple[list[str], list[list[str]]]:
     """Return the leaderboard as text: header and rows; by default the columns of `TEXT`."""
-    names = names or [*TEXT, *_worst_columns(lines, metric)]
     shown = present_columns(lines, metric, names)
     header = [column.title.replace("\u00a0", " ") for column in shown]
     return header, [[cell(column, line).text for column in shown] for line in lines]
@@ -453,9 +424,8 @@ def paper_table(
     lines: Sequence[Line], metric: str
 ) -> tuple[list[str], list[list[str]], list[list[bool]]]:
     """Return header, rows and which cells are the best of their column."""
-    names = [*TEXT, *_worst_columns(lines, metric)]
-    shown = present_columns(lines, metric, names)
-    header, rows = text_table(lines, metric, names)
+    shown = present_columns(lines, metric, TEXT)
+    header, rows = text_table(lines, metric)
     return header, rows, [[_is_best(x, lines, column) for column in shown] for x in lines]
 
 

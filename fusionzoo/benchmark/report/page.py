@@ -18,7 +18,6 @@ from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.shapley import subsets
-from fusionzoo.evaluation.statistics import rank
 from fusionzoo.files import write_files
 from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
@@ -38,7 +37,6 @@ from .results import (
     best_single,
     chosen_fusion,
     corruption_curves,
-    decimal,
     duration,
     metric_name,
     missing_curve,
@@ -47,9 +45,8 @@ from .results import (
     row_label,
     severities,
 )
-from .subgroups import page_section
 from .tables import costs, latex, markdown, parquet
-from .verdict import pairwise, under_dropout
+from .verdict import pairwise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,10 +61,9 @@ def sections(summary: Summary, metric: str) -> dict[str, dict[str, Any]]:
     content = {
         "leaderboard": {"table": _table(summary.leaderboard)},
         "intervals": _intervals(summary, metric),
-        "ranks": _ranks(summary),
+        "pairs": _pairs(summary),
         "missing": _missing(summary, metric),
         "corruptions": _corruptions(summary, metric),
-        "dropout": under_dropout(summary),
         "calibration": _calibration(summary),
         "pareto": _pareto(summary, metric),
     }
@@ -152,25 +148,16 @@ def _intervals(summary: Summary, metric: str) -> dict[str, Any]:
     return {"svg": svg, "table": (header, [[line[key] for key in header] for line in lines])}
 
 
-def _ranks(summary: Summary) -> dict[str, Any] | None:
-    num_seeds = summary.bench.cfg.seeds
-    fusions = [fusion for fusion in summary.of_kind("fusion") if len(fusion.seeds) == num_seeds]
-    if len(fusions) < 3 or num_seeds < 2:
+def _pairs(summary: Summary) -> dict[str, Any] | None:
+    fusions = summary.of_kind("fusion")
+    if len(fusions) < 2:
         return None
-    by_seed = [[summary.mean(x[None]) for x in fusion.scores] for fusion in fusions]
-    ranking = rank(np.array(by_seed).T)
-    names = [fusion.name for fusion in fusions]
     matrix, lines = pairwise(summary, fusions)
-    counts = [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix]
     return {
-        "svg": plots.critical_difference(names, ranking),
-        "p": ranking.p,
-        "width": ranking.critical_difference,
-        "names": names,
+        "names": [fusion.name for fusion in fusions],
         "matrix": matrix,
-        "counts": counts,
-        "table": (["candidate", "average rank"], list(zip(names, ranking.ranks, strict=True))),
-        "pairs": (list(lines[0]), [list(line.values()) for line in lines]),
+        "counts": [[row.count(x) for x in ("win", "tie", "loss")] for row in matrix],
+        "table": (list(lines[0]), [list(line.values()) for line in lines]),
     }
 
 
@@ -279,9 +266,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),
         heat=heat_map(summary, figures.get("shapley", {})),
-        stages=stage_rows(figures, laps),
         presence=presence_table(figures),
-        groups=[page_section(column, figures) for column in figures.get("subgroups", {})],
         checklist=checklist(figures),
         minutes=minutes(laps),
         minutes_table=(["part", "seconds"], laps),
@@ -310,23 +295,6 @@ def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
     return [
         (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
     ]
-
-
-def stage_rows(figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> list[list[str]]:
-    """Return a row for each stage: what it cost, and what was known after it."""
-    metric, seconds = metric_named(figures["metric"]), dict(laps)
-    rows = []
-    for stage in figures.get("stages", ()):
-        gain, words = stage["gain"], ""
-        if gain is not None:
-            mean, low, high = map(
-                metric.difference, (gain[x] for x in ("difference", "low", "high"))
-            )
-            words = f"{mean} ({low} to {high})"
-        took, name = duration(seconds.get(stage["stage"], 0.0)), stage["chosen_on_validation"] or ""
-        cells = [stage["stage"], took, decimal(stage["mean"]), name, words, stage["leader"] or ""]
-        rows.append(cells)
-    return rows
 
 
 def require_packages() -> None:
@@ -383,8 +351,6 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     print(f"\n{figures['verdict']}")
     behind = figures.get("behind", ())  # earlier reports have one text
     print(f"({len(behind)} sentences behind it are in the report.)\n" if behind else "")
-    for by_group in figures.get("subgroups", {}).values():
-        print(f"{by_group['words']}\n")
 
 
 def _without_nan(tree: Any) -> Any:

@@ -20,7 +20,7 @@ from fusionzoo.evaluation.calibration import reliability
 from fusionzoo.evaluation.shapley import expected, subset_label, subsets
 from fusionzoo.targets import OneOf, Target
 
-from ..bench import Bench, Condition, damaged_rows
+from ..bench import Bench
 from ..store import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
@@ -65,8 +65,6 @@ class CandidateResults:
     facts: dict[str, float] = field(default_factory=dict)  # means over seeds and folds
     subset_scores: NDArray[np.float64] | None = None  # (S, U, N) of every subset, the full first
     untuned: float = math.nan  # the score with default settings, of the same seeds
-    lost_scores: NDArray[np.float64] | None = None  # (S, C, n) of damaged samples, by lost part
-    lost_conditions: list[Condition] = field(default_factory=list)  # C: the first is undamaged
     tuned_settings: str = ""  # what tuning chose, in words; empty: not tuned
 
     @property
@@ -79,15 +77,13 @@ class CandidateResults:
         if list(seeds) == self.seeds:
             return self
         places = [self.seeds.index(seed) for seed in seeds]
-        subset_scores, lost_scores = self.subset_scores, self.lost_scores
         return replace(
             self,
             seeds=list(seeds),
             logits=self.logits[places],
             scores=self.scores[places],
             rows=[row for row in self.rows if row["seed"] in seeds],
-            subset_scores=None if subset_scores is None else subset_scores[places],
-            lost_scores=None if lost_scores is None else lost_scores[places],
+            subset_scores=None if self.subset_scores is None else self.subset_scores[places],
         )
 
     def mean(self, **where: Any) -> float:
@@ -147,24 +143,13 @@ class Summary:
     @cached_property
     def groups(self) -> list[str]:
         """The test samples' groups: all tests of a sample, or of a group, are one."""
-        return self._groups_of(self.rows)
-
-    def _groups_of(self, rows: Tensor) -> list[str]:
         groups = self.bench.groups
-        return [groups[row] if groups else str(row) for row in rows.tolist()]
+        return [groups[row] if groups else str(row) for row in self.rows.tolist()]
 
     @cached_property
     def weights(self) -> NDArray[np.float64] | None:
         """How much the test samples count, (N,); None: all alike."""
-        return self._weights_of(self.rows)
-
-    @cached_property
-    def counted(self) -> NDArray[np.bool_]:
-        """Which test samples have a weight above 0, (N,)."""
-        return np.ones(len(self.rows), np.bool_) if self.weights is None else self.weights > 0
-
-    def _weights_of(self, rows: Tensor) -> NDArray[np.float64] | None:
-        weights = self.bench.weights_of(rows)
+        weights = self.bench.weights_of(self.rows)
         return None if weights is None else weights.double().numpy()
 
     def mean(
@@ -186,17 +171,6 @@ class Summary:
         mask = np.zeros(len(self.rows), np.bool_)
         mask[np.unique(self.rows.numpy(), return_index=True)[1]] = True
         return mask
-
-    @cached_property
-    def subgroups(self) -> dict[str, NDArray[np.str_]]:
-        """The group of each test, (N,), by column of `--subgroups`; without those of which one
-        group is tested, as may be in the first of several folds."""
-        rows = self.rows.tolist()
-        columns = {
-            column: np.array([names[row] for row in rows])
-            for column, names in self.bench.subgroups.items()
-        }
-        return {column: x for column, x in columns.items() if len(set(x.tolist())) > 1}
 
     @property
     def folds(self) -> int:
@@ -227,31 +201,10 @@ class Summary:
         once = self.first_tests[rows]
         return found._replace(mcnemar_p=statistics.mcnemar(first[:, once], second[:, once]))
 
-    @cached_property
-    def damaged_groups(self) -> list[str]:
-        """The groups of the samples that are tested damaged."""
-        return self._groups_of(self._damaged)
-
-    @cached_property
-    def damaged_weights(self) -> NDArray[np.float64] | None:
-        """How much the samples that are tested damaged count, (n,); None: all alike."""
-        return self._weights_of(self._damaged)
-
-    @cached_property
-    def _damaged(self) -> Tensor:
-        return torch.cat([damaged_rows(self.bench, fold) for fold in self.bench.folds])
-
-    def interval(
-        self, scores: NDArray[np.float64], *, damaged: bool = False
-    ) -> statistics.Interval:
-        """Return the mean of scores (S, N) with its interval over seeds and samples.
-
-        `damaged`: the scores are those of the samples that are tested damaged.
-        """
-        groups = self.damaged_groups if damaged else self.groups
-        weights = self.damaged_weights if damaged else self.weights
+    def interval(self, scores: NDArray[np.float64]) -> statistics.Interval:
+        """Return the mean of scores (S, N) with its interval over seeds and samples."""
         share = self.bench.test_share
-        return statistics.crossed(scores, share, groups=groups, weights=weights)[0]
+        return statistics.crossed(scores, share, groups=self.groups, weights=self.weights)[0]
 
     def candidate(self, name: str) -> CandidateResults:
         """Return the results of one candidate."""
@@ -377,27 +330,6 @@ def missing_area(
         curve = [expected(only, dict.fromkeys(modalities, rate)) for rate in RATES]
         weights.append(area(curve, RATES))
     return np.einsum("u,sun->sn", np.array(weights), candidate.subset_scores)
-
-
-def lost_area(candidate: CandidateResults, modalities: Sequence[str]) -> NDArray[np.float64] | None:
-    """Return each damaged sample's area under its curve over the severity of a lost part, (S, n).
-
-    Averaged over all modalities; one that the candidate does not see changes nothing. Linear in the
-    sample's scores. None where lost parts were not tested.
-    """
-    if candidate.lost_scores is None:
-        return None
-    weights = np.zeros(len(candidate.lost_conditions))
-    for modality in modalities:
-        numbers = [0]  # undamaged
-        numbers += [n for n, x in enumerate(candidate.lost_conditions) if x[0] == modality]
-        if len(numbers) == 1:
-            weights[0] += 1
-            continue
-        at = [candidate.lost_conditions[number][2] for number in numbers]
-        for number, curve in zip(numbers, np.eye(len(at)), strict=True):
-            weights[number] += area(curve.tolist(), at)
-    return np.einsum("c,scn->sn", weights / len(modalities), candidate.lost_scores)
 
 
 def severities(candidate: CandidateResults) -> list[int]:

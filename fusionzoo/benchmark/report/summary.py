@@ -21,9 +21,9 @@ from fusionzoo.evaluation.shapley import subset_label
 from fusionzoo.fusion import fusion_info
 from fusionzoo.targets import mean_prediction
 
-from ..bench import Bench, Condition, damaged_rows, learned_rows, tasks_of
+from ..bench import Bench, damaged_rows, learned_rows, tasks_of
 from ..candidates import EVERYTHING, fusion_of, is_fitted, is_single, modalities_of, single_modality
-from ..examine import score_row, takes_part
+from ..examine import score_row
 from ..fit_models import prior_logits
 from ..schedule import JobResult, Results
 from ..store import SeedResult
@@ -40,10 +40,8 @@ from .results import (
     Validation,
     choose,
     chosen_fusion,
-    is_plain,
     of_shared_seeds,
 )
-from .subgroups import subgroup_rows
 
 CHOSEN_ALONE = "single by validation"
 EARLIER_NAMES = {"mean of single modalities": PRODUCT_PRESENT}  # of rows, in earlier reports
@@ -77,8 +75,7 @@ def summarise(bench: Bench, results: Results) -> Summary:
 def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
     """Return a row per candidate, fold, seed, subset and corruption.
 
-    Where one modality was taken from another sample, `subset` says so: `a+b, a of another sample`;
-    and which group of samples a row is of, `a+b, site=A`.
+    Where one modality was taken from another sample, `subset` says so: `a+b, a of another sample`.
     """
     all_modalities = list(summary.bench.modalities)
     rows = []
@@ -92,11 +89,6 @@ def parquet_rows(summary: Summary) -> list[dict[str, Any]]:
             if row["corruption"] == "pairing":  # a control, which must not pass for a result
                 subset += f", {row['modality']} of another sample"
             rows.append({**names, **row, "subset": subset})
-            if is_plain(row):
-                rows += [
-                    {**names, **x, "subset": f"{subset}, {x['subset']}"}
-                    for x in subgroup_rows(summary, candidate, row)
-                ]
     return rows
 
 
@@ -155,7 +147,6 @@ def _candidate(
         {} if is_fitted(name) else facts,
         scores,
         _untuned(bench, name, results, complete),
-        *_lost_parts(bench, by_seed),
         _tuned_settings(bench, name, results),
     )
 
@@ -219,20 +210,6 @@ def _validation(
         where_present = row_mean(scores[present], present_weights)
         figures.append([row_mean(scores, weights), loss, where_present])
     return Validation(*np.mean(figures, 0).tolist())
-
-
-def _lost_parts(
-    bench: Bench, by_seed: Sequence[Sequence[SeedResult]]
-) -> tuple[NDArray[np.float64] | None, list[Condition]]:
-    """Return the scores (S, C, n) of the damaged samples, by lost part, and what C stands for."""
-    folds_by_seed = [[seed_result.lost_scores for seed_result in folds] for folds in by_seed]
-    known = [[scores for scores in folds if scores is not None] for folds in folds_by_seed]
-    if [len(folds) for folds in known] != [len(folds) for folds in by_seed]:
-        return None, []  # not tested, or by an earlier version
-    tested = [(row["modality"], row["corruption"], row["severity"]) for row in by_seed[0][0].rows]
-    conditions = [condition for condition in tested if takes_part(bench, condition)]
-    scores = np.stack([np.concatenate(folds, 1) for folds in known])
-    return scores.astype(np.float64), conditions
 
 
 def _kind_and_family(name: str) -> tuple[str, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.datasets.tables.table import word_list
@@ -16,7 +15,7 @@ from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.measure import WEIGHTED_BY
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.shapley import interactions, shapley
-from fusionzoo.evaluation.statistics import Comparison, Interval
+from fusionzoo.evaluation.statistics import Comparison
 
 from ..candidates import (
     EVERYTHING,
@@ -42,22 +41,14 @@ from .results import (
     best_single,
     choose,
     chosen_fusion,
-    decimal,
-    lost_area,
-    metric_name,
-    missing_area,
-    of_shared_seeds,
     thousands,
 )
-from .subgroups import figures_by_group
 from .summary import controls
 
 FEWEST_SAMPLES = 10  # for an interval
 FALSE_OF_FEW = {2: 12, 3: 9}  # seeds: % of equal pairs, on 100 samples, with p < 0.05, at most
 LARGE_SHARE = 0.2  # of the tests, of one group
 GAIN = ("difference", "low", "high", "p")  # of a comparison
-MISSING, LOST = "missing", "lost parts"
-DROPOUT = "modality_dropout"  # the training strategy that removes modalities
 
 
 def pairwise(
@@ -110,21 +101,8 @@ def figures(summary: Summary) -> dict[str, Any]:
         "leaderboard": summary.leaderboard,
         "external": _external_figures(summary),
         "controls": controls(summary),
-        "subgroups": figures_by_group(summary),
         **_fusion_figures(summary, tied),
     }
-
-
-def stage_figures(summary: Summary, stage: Stage, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was known after a stage, for the report's table of stages.
-
-    `mean` is the figure of the trained candidates on average, without baselines.
-    """
-    name = summary.bench.metric.name
-    trained = [line[name] for line in summary.leaderboard if line["kind"] in ("single", "fusion")]
-    known = {key: figures.get(key) for key in ("chosen_on_validation", "gain", "leader")}
-    mean = float(np.mean(trained)) if trained else math.nan
-    return {"stage": stage.name, "candidates": len(trained), "mean": mean, **known}
 
 
 def provisional(summary: Summary, stage: Stage, names: Sequence[str]) -> str:
@@ -534,82 +512,3 @@ def _leader(summary: Summary, single: str, tied: Sequence[str]) -> list[str]:
             share = f"{metric.shown(line['score']):.3f}"
             sentences.append(f"Every fusion scores below the {line['candidate']} ({share}).")
     return sentences
-
-
-def under_dropout(summary: Summary) -> dict[str, Any] | None:
-    """Return score and areas of fusions trained with modality dropout, and their change.
-
-    A change is paired: against the same candidate without a training strategy. None: no candidate
-    was trained with modality dropout.
-    """
-    trained = [parse(candidate.name) for candidate in summary.candidates]
-    bases = dict.fromkeys(x.base for x in trained if DROPOUT in x.balance)
-    whole = {s.name: s for s in summary.candidates if s.name in bases}
-    candidates = [
-        candidate
-        for base in bases
-        for candidate in summary.candidates
-        if candidate.kind != "baseline" and parse(candidate.name).base == base
-    ]
-    if not candidates:
-        return None
-    metric = metric_name(summary.bench.metric.name)
-    known = {title for candidate in candidates for title in _scores(summary, candidate)}
-    titles = [metric, *(title for title in (MISSING, LOST) if title in known)]
-    rows, numbers = [], []
-    for candidate in candidates:
-        scores = _scores(summary, candidate).items()
-        intervals = {x: summary.interval(y, damaged=x == LOST) for x, y in scores}
-        changes = _changes(summary, candidate, whole.get(parse(candidate.name).base))
-        values = [_value(summary, intervals.get(title)) for title in titles]
-        changed = [_change(summary, changes.get(title)) for title in titles]
-        rows.append([candidate.name, *values, *changed])
-        both = [x.get(title) for x in (intervals, changes) for title in titles]
-        numbers.append([candidate.name, *(x for interval in both for x in interval or ("",) * 3)])
-    changed = [f"change of {title}" for title in titles]
-    ends = [f"{title}{end}" for title in (*titles, *changed) for end in ("", " low", " high")]
-    return {
-        "header": ["candidate", *titles, *changed],
-        "rows": rows,
-        "table": (["candidate", *ends], numbers),
-    }
-
-
-def _scores(summary: Summary, candidate: CandidateResults) -> dict[str, NDArray[np.float64]]:
-    """Return by title the scores (S, N) of samples, and their areas under both curves."""
-    modalities = list(summary.bench.modalities)
-    scores = {
-        metric_name(summary.bench.metric.name): candidate.scores,
-        MISSING: missing_area(candidate, modalities),
-        LOST: lost_area(candidate, modalities),
-    }
-    return {title: x for title, x in scores.items() if x is not None}
-
-
-def _changes(
-    summary: Summary, candidate: CandidateResults, whole: CandidateResults | None
-) -> dict[str, Interval]:
-    if whole is None or whole is candidate:
-        return {}
-    candidate, whole = of_shared_seeds([candidate, whole])
-    before = _scores(summary, whole)
-    return {
-        title: summary.interval(scores - before[title], damaged=title == LOST)
-        for title, scores in _scores(summary, candidate).items()
-        if title in before
-    }
-
-
-def _value(summary: Summary, interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    shown = summary.bench.metric.shown
-    low, high = sorted((shown(interval.low), shown(interval.high)))
-    return f"{decimal(shown(interval.mean))} ({decimal(low)} to {decimal(high)})"
-
-
-def _change(summary: Summary, interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    mean, low, high = map(summary.bench.metric.difference, interval)
-    return f"{mean} ({low} to {high})"
