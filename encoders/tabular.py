@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusionzoo.cells import Cell, category_of, fold, is_number
@@ -344,6 +345,16 @@ class TabularEncoder(Encoder):
         places = self.category_places
         return inputs["codes"][:, places], inputs["known"][:, places]
 
+    def linear_inputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return what a linear model reads: numbers, indicators of missing ones, and an indicator
+        for each code of each category, (B, D)."""
+        numbers, missing = self.numbers(inputs)
+        codes, known = self.codes(inputs)
+        sizes = [FIRST + len(column.values) for column in self.categories]
+        seen = codes.where(known, MISSING).unbind(1)
+        hot = [F.one_hot(code.long(), size) for code, size in zip(seen, sizes, strict=True)]
+        return torch.cat([numbers, missing, *hot], 1)
+
 
 class FlatEncoder(TabularEncoder):
     """Base of those that read all columns as one vector, and give one token."""
@@ -531,6 +542,14 @@ class TabM(FlatEncoder):
         if self.linear_of_category is not None:
             pooled = pooled + self.linear_of_category(*self.codes(inputs)).sum(1)
         return one_token(pooled)
+
+    @torch.no_grad()
+    def add_linear(self, weight: Tensor) -> None:
+        """Add to the linear map of the columns: (D, dim), in the order of `linear_inputs`."""
+        numbers, codes = weight.split([len(self.linear), len(weight) - len(self.linear)])
+        self.linear.add_(numbers)
+        if self.linear_of_category is not None:
+            self.linear_of_category.rows.weight.add_(codes)
 
 
 class ColumnTokens(nn.Module):

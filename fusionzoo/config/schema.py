@@ -126,6 +126,11 @@ class TrainConfig:
         "also fit a linear model, and of a table boosted trees, on the same columns: rows of the"
         " final table that the fusion should beat",
     )
+    average_linear: bool = option(
+        False,
+        "of one table, with `floors`: answer with the mean of tabular/tabm and the linear model,"
+        " unless validation speaks against it",
+    )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")
     num_workers: Annotated[int, Ge(0)] | None = option(

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder
-from fusionzoo.encoders.tabular import FIRST, MISSING, TabularEncoder
+from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.features.frozen import StoredModality
 from fusionzoo.structures import Features
 
+from .average import can_average
 from .fit import Loaders
 from .fitted.components import Trees
-from .fitted.linear import Linear
+from .fitted.linear import Linear, LinearMap
 from .fitted.method import Inputs, Setting
 from .loaders import build_loader
 from .trainer import Trainer
@@ -44,11 +44,12 @@ class _Samples(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """Logits of the test samples, (N, K)."""
+    """Logits of the test samples, (N, K), and the linear models of `average_linear`."""
 
     ids: Sequence[str] = ()  # of the samples
     of_all: Mapping[str, Tensor] = MappingProxyType({})  # by their line in the table
     of_one: Mapping[str, Tensor] = MappingProxyType({})  # modality -> that of a linear model of it
+    to_average: Sequence[LinearMap] = ()  # learnt from train; from train and val
 
 
 def floors(trainer: Trainer, loaders: Loaders) -> Floors:
@@ -73,7 +74,7 @@ def floors(trainer: Trainer, loaders: Loaders) -> Floors:
     learnt, labels = _joined(known, to_validate), torch.cat([train.targets, val.targets])
     model, what = Linear(), "everything" if len(read) == len(encoders) else ", ".join(read)
 
-    def linear(*places: int) -> Tensor:
+    def linear(*places: int) -> tuple[Tensor, Setting]:
         learned, validated, tested, all_learned = (
             _some(x, places) for x in (known, to_validate, asked, learnt)
         )
@@ -82,18 +83,23 @@ def floors(trainer: Trainer, loaders: Loaders) -> Floors:
             logits = model.answer(tasks, learned, train.targets, validated, setting)
             return (float(tasks.criterion(logits, val.targets).mean()),)
 
-        return model.answer(tasks, all_learned, labels, tested, model.choose(loss)[0])
+        setting = model.choose(loss)[0]
+        return model.answer(tasks, all_learned, labels, tested, setting), setting
 
     with threadpool_limits(1):  # more are slower, for problems of this size
-        everything = linear(*range(len(read)))
+        everything, setting = linear(*range(len(read)))
         of_all = {f"linear on {what}": everything}
         has_cells = any(isinstance(encoder, TabularEncoder) for encoder in read.values())
         if has_cells and len(labels) * sum(tasks.widths) <= MOST_TREES:
             of_all[f"boosted trees on {what}"] = Trees().answer(tasks, learnt, labels, asked, GROWN)
         of_one = {}
         if len(encoders) > 1:
-            of_one = {x: linear(n) if len(read) > 1 else everything for n, x in enumerate(read)}
-    return Floors(test.ids, of_all, of_one)
+            of_one = {x: linear(n)[0] if len(read) > 1 else everything for n, x in enumerate(read)}
+        maps: list[LinearMap | None] = []
+        if trainer.cfg.train.average_linear and can_average(trainer):
+            pairs = (known, train.targets), (learnt, labels)
+            maps = [model.linear_map(tasks, *pair, setting) for pair in pairs]
+    return Floors(test.ids, of_all, of_one, [x.of_raw(train.inputs) for x in maps if x is not None])
 
 
 def _is_read(encoder: Encoder, processor: Any) -> bool:
@@ -127,15 +133,10 @@ def _numbers(encoder: Encoder, inputs: Any) -> Tensor:
     """Return what the models read of a batch of one modality, (B, D)."""
     if isinstance(inputs, Features):
         return inputs.pooled
-    if not isinstance(encoder, TabularEncoder):
-        values: Tensor = inputs["values"]
-        return values
-    numbers, missing = encoder.numbers(inputs)
-    codes, known = encoder.codes(inputs)
-    sizes = [FIRST + len(column.values) for column in encoder.categories]
-    seen = codes.where(known, MISSING).unbind(1)
-    hot = [one_hot(code.long(), size) for code, size in zip(seen, sizes, strict=True)]
-    return torch.cat([numbers, missing, *hot], 1)
+    if isinstance(encoder, TabularEncoder):
+        return encoder.linear_inputs(inputs)
+    values: Tensor = inputs["values"]
+    return values
 
 
 def _some(inputs: Inputs, places: Sequence[int]) -> Inputs:
@@ -152,9 +153,7 @@ def _joined(first: Inputs, second: Inputs) -> Inputs:
 def _standardised(by: Inputs, inputs: Inputs) -> Inputs:
     """Return inputs whose columns have mean 0 and deviation 1 where `by` has the modality."""
     parts = []
-    for place, (learned, part) in enumerate(zip(by.parts, inputs.parts, strict=True)):
-        rows = learned[by.present[:, place]]
-        mean, deviation = (rows.mean(0), rows.std(0)) if len(rows) else (0.0, np.ones(1))
-        scaled = (part - mean) / np.where(deviation > 0, deviation, 1)
-        parts.append(scaled * inputs.present[:, place, None])
+    for place, part in enumerate(inputs.parts):
+        mean, deviation = by.moments(place)
+        parts.append((part - mean) / deviation * inputs.present[:, place, None])
     return inputs._replace(parts=tuple(parts))

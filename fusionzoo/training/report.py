@@ -122,7 +122,9 @@ def _beside(
     """Return the metrics of the floors, and the gain over the best modality alone."""
     place = {key: row for row, key in enumerate(floors.ids)}
     rows = [place[key] for key in test.ids] if place else []
-    of_all, of_one = ({x: y[rows] for x, y in part.items()} for part in floors[1:])
+    of_all, of_one = (
+        {x: y[rows] for x, y in part.items()} for part in (floors.of_all, floors.of_one)
+    )
     beside = {
         key: {x: tasks.metrics(y, test.target, test.weights, slow=True) for x, y in part.items()}
         for key, part in ((FLOORS, of_all), (LINEAR, of_one))
@@ -257,7 +259,7 @@ def write_results(
         **notes,
         "best_epoch": state.best["epoch"],
         "select": trainer.cfg.train.select,
-        **{key: x for key, x in state.best.items() if key in ("refit", "seeds")},
+        **{key: x for key, x in state.best.items() if key in ("refit", "seeds", "average_linear")},
         "throughput": {
             "samples_per_second": trainer.rows / tracker.busy if tracker.busy else None,
             "seconds": {part: round(time, 2) for part, time in tracker.seconds.items()},

@@ -33,6 +33,14 @@ class Inputs(NamedTuple):
         weights = None if self.weights is None else self.weights[rows]
         return Inputs(tuple(x[rows] for x in self.parts), self.present[rows], weights)
 
+    def moments(self, place: int) -> tuple[Matrix, Matrix]:
+        """Return mean and deviation, 1 where there is none, of the columns of a modality."""
+        rows = self.parts[place][self.present[:, place]]
+        if not len(rows):
+            return np.zeros(1), np.ones(1)
+        deviation = rows.std(0)
+        return rows.mean(0), np.where(deviation > 0, deviation, 1)
+
     @property
     def side_by_side(self) -> Matrix:
         """All modalities' vectors, (N, sum of D_m)."""
