@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,6 @@ from .parts import PartsFolder, WritingThread
 
 PROBABILITIES, WEIGHTS = "probabilities", "weights"
 FORMAT = 1  # of the parts; raised when the same settings give other data
-Dtype = Literal["float32", "float16"]
-TYPES = {"float32": pa.float32(), "float16": pa.float16()}
 LABELS = ("id", "split", "target")  # text columns that are copied from the data set
 _Computed = tuple[Tensor, Tensor, dict[str, Tensor]]  # positions (B,), present (B, M), (B, D) each
 READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
@@ -307,7 +305,7 @@ def describe(
 
 
 def schema_of(
-    widths: Mapping[str, int], modalities: Sequence[str], dtype: Dtype, about: Mapping[str, Any]
+    widths: Mapping[str, int], modalities: Sequence[str], dtype: str, about: Mapping[str, Any]
 ) -> pa.Schema:
     """Return the columns of a file, and what it says of itself as metadata."""
     fields = [pa.field(name, pa.string()) for name in LABELS]
@@ -315,7 +313,7 @@ def schema_of(
     fields.append(pa.field(READABLE, pa.bool_()))
     for name, width in widths.items():
         kind = "float32" if name in (PROBABILITIES, WEIGHTS) else dtype
-        fields.append(pa.field(name, pa.list_(TYPES[kind], width)))
+        fields.append(pa.field(name, pa.list_(pa.type_for_alias(kind), width)))
     schema = pa.schema(fields)
     repeated = [name for name in schema.names if schema.names.count(name) > 1]
     if repeated:
