@@ -109,6 +109,11 @@ def test_every_figure_of_an_odd_benchmark_is_drawn(
         assert len([*root.iter("path")]) > 2, name
         assert len([*root.iter("text")]) > 4, name
         assert not re.search(r"\b(nan|inf)\b", svg), name
+        ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
+        uses = {element.attrib["href"][1:] for element in root.iter("use")}
+        assert uses <= ids, name
+        assert len({x.rpartition("-")[0] for x in ids}) <= 1, name  # the figure's name
+        assert not re.search(r"#[0-9a-f]{6}\b|font", svg), name  # those of the page
 
 
 def test_a_long_name_at_an_axis_is_broken_and_a_dollar_sign_is_no_formula() -> None:
