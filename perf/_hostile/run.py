@@ -57,8 +57,11 @@ def run(work: Callable[[], Any], root: Path, seconds: float) -> Outcome:
     start = time.monotonic()
     pid = os.fork()
     if not pid:
-        os.close(read_end)
-        _child(work, root, write_end)
+        try:
+            os.close(read_end)
+            _child(work, root, write_end)
+        finally:
+            os._exit(1)  # out of memory even for its message: the parent's clean-up is not ours
     os.close(write_end)
     data, late = _receive(read_end, start + seconds)
     if late:
