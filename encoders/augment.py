@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,22 @@ def uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator).item()
 
 
-def crop(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Cut out a random rectangle of 1 - 0.6 x strength to 1 of the area."""
+def rectangle(
+    image: Tensor, area: float, stretch: float, generator: torch.Generator
+) -> tuple[int, int, int, int]:
+    """Draw a rectangle of a share of the area: top, left, height, width; `stretch` > 1: wide."""
     height, width = image.shape[-2:]
-    area = uniform(1 - AREA * strength, 1, generator)
-    stretch = math.exp(uniform(-ASPECT, ASPECT, generator) * strength)
     h = min(height, max(1, round(height * math.sqrt(area / stretch))))
     w = min(width, max(1, round(width * math.sqrt(area * stretch))))
     top = round(uniform(0, height - h, generator))
-    left = round(uniform(0, width - w, generator))
+    return top, round(uniform(0, width - w, generator)), h, w
+
+
+def crop(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Cut out a random rectangle of 1 - 0.6 x strength to 1 of the area."""
+    area = uniform(1 - AREA * strength, 1, generator)
+    stretch = math.exp(uniform(-ASPECT, ASPECT, generator) * strength)
+    top, left, h, w = rectangle(image, area, stretch, generator)
     return image[..., top : top + h, left : left + w]
 
 
@@ -65,12 +72,9 @@ def change_pixels(
     """Mirror, rotate, change colours and erase, as far as `operations` names them."""
     if "flip" in operations and uniform(0, 1, generator) < 0.5:
         image = image.flip(-1)
-    if "rotate" in operations:
-        image = rotate(image, strength, generator)
-    if "colour" in operations:
-        image = change_colours(image, strength, generator)
-    if "erase" in operations:
-        image = erase(image, strength, generator)
+    for name, change in (("rotate", rotate), ("colour", change_colours), ("erase", erase)):
+        if name in operations:
+            image = change(image, strength, generator)
     return image
 
 
@@ -107,20 +111,14 @@ def change_colours(image: Tensor, strength: float, generator: torch.Generator) -
 
 def erase(image: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Cover 2 to 20 % of the image by its mean colour, with probability 0.5 x strength."""
-    height, width = image.shape[-2:]
-    covers = uniform(0, 1, generator) < ERASED * strength
+    from torchvision.transforms.v2 import functional
+
+    if uniform(0, 1, generator) >= ERASED * strength:
+        return image
     area = uniform(*ERASED_AREA, generator)
     stretch = math.exp(uniform(-math.log(2), math.log(2), generator))
-    h = min(height, max(1, round(height * math.sqrt(area * stretch))))
-    w = min(width, max(1, round(width * math.sqrt(area / stretch))))
-    top = round(uniform(0, height - h, generator))
-    left = round(uniform(0, width - w, generator))
-    if not covers:
-        return image
-    erased = image.clone()
     mean = image.float().mean((-2, -1), keepdim=True).round().to(image.dtype)
-    erased[..., top : top + h, left : left + w] = mean
-    return erased
+    return functional.erase(image, *rectangle(image, area, stretch, generator), mean)
 
 
 @dataclass(frozen=True)
@@ -255,23 +253,28 @@ def swap_neighbours(words: list[str], draws: list[float], probability: float) ->
 
 
 def misspell(word: str, place: float, generator: torch.Generator) -> str:
-    """Delete, double or replace one letter, or exchange it with the next; `place` is in [0, 1).
+    """Misspell one letter, at a share of the word in [0, 1); a word of one letter stays.
 
-    A replacing letter comes from the word itself, so it belongs to the script. A word of one letter
-    stays as it is.
+    A replacing letter comes from the word itself, so it belongs to the script.
     """
     if len(word) < 2:
         return word
-    at = int(place * len(word))
+    letters = list(word)
     kind, other = (int(x) for x in torch.randint(1 << 30, (2,), generator=generator))
-    if kind % 4 == 0:
-        return word[:at] + word[at + 1 :]
-    if kind % 4 == 1:
-        return word[:at] + word[at] + word[at:]
-    if kind % 4 == 2:
-        return word[:at] + word[other % len(word)] + word[at + 1 :]
-    at = min(at, len(word) - 2)
-    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    make_typo(letters, int(place * len(word)), kind % 4, lambda: word[other % len(word)])
+    return "".join(letters)
+
+
+def make_typo(letters: list[str], at: int, kind: int, replacement: Callable[[], str]) -> None:
+    """Swap a letter with the next one (kind 0), drop (1), double (2) or else replace it."""
+    if kind == 0 and at + 1 < len(letters):
+        letters[at : at + 2] = letters[at + 1], letters[at]
+    elif kind == 1:
+        letters[at] = ""
+    elif kind == 2:
+        letters[at] *= 2
+    else:
+        letters[at] = replacement()
 
 
 @dataclass(frozen=True)

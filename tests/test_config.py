@@ -117,6 +117,7 @@ def test_yaml_numbers_in_exponent_form_are_numbers(tmp_path: Path) -> None:
         ("train:\n  epochs: 1:30", "a.yaml, line 2: YAML reads 1:30 as a number to base 60"),
         ("seed: 010", "a.yaml, line 1: YAML reads 010 as a number to base 8"),
         ("out: &a [*a]", "a.yaml, line 1: an alias refers to its own value"),
+        ("? [seed]\n: 1", "a.yaml is not YAML: a key must be text"),
         ("day: 2001-99-99", "a.yaml is not YAML: month must be in 1..12"),
         ("run: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("\ud800", "a.yaml cannot be read: 'utf-8' codec can't decode"),

@@ -248,12 +248,10 @@ def yaml_loader() -> Any:
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             self.flatten_mapping(node)
-            return {
-                key.value
-                if isinstance(key, yaml.ScalarNode)
-                else self.construct_object(key, deep=deep): self.construct_object(value, deep=deep)
-                for key, value in node.value
-            }
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(None, None, "a key must be text", key.start_mark)
+            return {key.value: self.construct_object(x, deep=deep) for key, x in node.value}
 
     Loader.add_implicit_resolver(*EXPONENT)
     return Loader

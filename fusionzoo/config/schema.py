@@ -352,9 +352,7 @@ class EmbedConfig(ModelUse):
     out: str = option(
         "embeddings.parquet", "x.parquet | x.npy | a folder, for a Parquet file per part"
     )
-    dtype: Literal["float32", "float16", "int8"] = option(
-        "float32", "numbers of the vectors; int8 with a column <vector>_scale"
-    )
+    dtype: Literal["float32", "float16"] = option("float32", "numbers of the vectors")
     normalise: bool = option(False, "write unit vectors")
     matryoshka: str | int | list[int] = option(
         "", "also write the first entries of the fused vector, `64,128`: columns fused_64, ..."

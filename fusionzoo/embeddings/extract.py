@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,6 @@ from .parts import PartsFolder, WritingThread
 
 PROBABILITIES, WEIGHTS = "probabilities", "weights"
 FORMAT = 1  # of the parts; raised when the same settings give other data
-Dtype = Literal["float32", "float16", "int8"]
-TYPES = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 LABELS = ("id", "split", "target")  # text columns that are copied from the data set
 _Computed = tuple[Tensor, Tensor, dict[str, Tensor]]  # positions (B,), present (B, M), (B, D) each
 READABLE = "readable"  # False: nothing of the row could be read, and its vectors are null
@@ -307,7 +305,7 @@ def describe(
 
 
 def schema_of(
-    widths: Mapping[str, int], modalities: Sequence[str], dtype: Dtype, about: Mapping[str, Any]
+    widths: Mapping[str, int], modalities: Sequence[str], dtype: str, about: Mapping[str, Any]
 ) -> pa.Schema:
     """Return the columns of a file, and what it says of itself as metadata."""
     fields = [pa.field(name, pa.string()) for name in LABELS]
@@ -315,9 +313,7 @@ def schema_of(
     fields.append(pa.field(READABLE, pa.bool_()))
     for name, width in widths.items():
         kind = "float32" if name in (PROBABILITIES, WEIGHTS) else dtype
-        fields.append(pa.field(name, pa.list_(TYPES[kind], width)))
-        if kind == "int8":
-            fields.append(pa.field(f"{name}_scale", pa.float32()))
+        fields.append(pa.field(name, pa.list_(pa.type_for_alias(kind), width)))
     schema = pa.schema(fields)
     repeated = [name for name in schema.names if schema.names.count(name) > 1]
     if repeated:
@@ -343,23 +339,10 @@ def table_of(
     arrays[READABLE] = pa.array(readable)
     unreadable = None if readable.all() else pa.array(~readable)
     for name, values in columns.items():
-        if pa.types.is_int8(schema.field(name).type.value_type):
-            values, scale = quantise(values)
-            arrays[f"{name}_scale"] = pa.array(scale, mask=~readable)
         kind = schema.field(name).type
         flat = pa.array(np.ascontiguousarray(values, kind.value_type.to_pandas_dtype()).ravel())
         arrays[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=unreadable)
     return pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def quantise(vectors: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return int8 (N, D) and a scale per vector (N,), whose product is nearest to the vectors.
-
-    >>> quantise(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]], np.float32))[0].tolist()
-    [[64, -127, 0], [0, 0, 0]]
-    """
-    scale = np.abs(vectors).max(1, initial=0.0).astype(np.float32) / np.float32(127)
-    return np.rint(vectors / np.where(scale > 0, scale, 1)[:, None]).astype(np.int8), scale
 
 
 @dataclass(frozen=True, kw_only=True)

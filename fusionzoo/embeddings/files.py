@@ -31,7 +31,7 @@ ROWS_SUFFIX = ".rows.parquet"  # beside an .npy file: the columns that are no ve
 
 
 def matrix_of(array: pa.Array, width: int | None = None) -> Matrix:
-    """View lists of one width as a matrix; null ones are NaN (int8: 0), for which a copy is made.
+    """View lists of one width as a matrix; null ones are NaN, for which a copy is made.
 
     `width` is that of lists whose type does not tell.
     """
@@ -57,14 +57,8 @@ def matrix_of(array: pa.Array, width: int | None = None) -> Matrix:
         numbers = rows.flatten().to_numpy(zero_copy_only=False)
         matrix[np.asarray(array.is_valid())] = numbers.reshape(-1, width)
     if array.null_count:
-        matrix[np.asarray(array.is_null())] = 0 if dtype == np.int8 else np.nan
+        matrix[np.asarray(array.is_null())] = np.nan
     return matrix
-
-
-def scaled(matrix: Matrix, scale: pa.Array | pa.ChunkedArray) -> Matrix:
-    """Return the vectors that int8 ones stand for; NaN where the scale is null."""
-    factors = scale.to_numpy(zero_copy_only=False).astype(np.float32)
-    return matrix.astype(np.float32) * factors[:, None]
 
 
 class EmbeddingFile(ABC):
@@ -119,12 +113,9 @@ class EmbeddingFile(ABC):
         """Return a column of vectors; read-only, without a copy where the format allows it."""
         import pyarrow as pa
 
-        names = [name for name in (column, f"{column}_scale") if name in self.schema.names]
-        table = self.read(names)
-        chunks = table[column].chunks or [pa.array([], self.schema.field(column).type)]
+        read = self.read([column])[column]
+        chunks = read.chunks or [pa.array([], read.type)]
         matrix = matrix_of(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks))
-        if matrix.dtype == np.int8:
-            return scaled(matrix, table[f"{column}_scale"])
         matrix.flags.writeable = False  # it is Arrow's memory
         return matrix
 
@@ -323,9 +314,7 @@ class NumpyFiles(ParquetFile):
         return pa.table(self._with_vectors(table, columns, np.asarray(rows, np.int64)))
 
     def matrix(self, column: str) -> Matrix:
-        matrix = self._stored(column)
-        if matrix.dtype == np.int8:
-            return scaled(matrix, self.read([f"{column}_scale"])[0])
+        self._stored(column)  # refuses a file of another extraction
         return np.load(self._paths[column], mmap_mode="r")
 
     def _stored(self, column: str) -> Matrix:
@@ -396,7 +385,7 @@ def read_embeddings(path: str | os.PathLike[str], column: str = "fused") -> Embe
 
     `column` is `fused`, a modality, `aligned_<modality>`, `fused_64`, ... An .npy file is mapped
     into memory; of a Parquet file the matrix is a read-only view of what Arrow decoded.
-    Rows of which nothing could be read are NaN, for which a copy is made; int8 becomes float32.
+    Rows of which nothing could be read are NaN, for which a copy is made.
     """
     with explained(f"{path} cannot be read", OSError, ValueError):
         file = open_embedding_file(Path(path))
@@ -414,10 +403,11 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def vector_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that hold vectors of one width."""
-    import pyarrow as pa
+    """Return the columns that hold vectors of one width, of floating-point numbers."""
+    from pyarrow.types import is_fixed_size_list, is_floating
 
-    return [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
+    lists = [field for field in schema if is_fixed_size_list(field.type)]
+    return [field.name for field in lists if is_floating(field.type.value_type)]
 
 
 def array_path(path: Path, column: str) -> Path:

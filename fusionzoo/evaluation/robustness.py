@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusionzoo.cells import Cell, is_number
 from fusionzoo.datasets import PairedDataset
+from fusionzoo.encoders.augment import make_typo
 from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.plugins import definition_of
 from fusionzoo.structures import KINDS, Audio, Sample, seed_of
@@ -137,16 +138,9 @@ def typos(text: str, severity: int, draw: Random) -> str:
     """Swap, drop, double or replace 3 to 40 % of the letters."""
     share = (0.03, 0.08, 0.15, 0.25, 0.4)[severity - 1]
     letters = list(text)
-    for place in np.flatnonzero(draw.random(len(letters)) < share):
-        kind = draw.integers(4)
-        if kind == 0 and place + 1 < len(letters):
-            letters[place], letters[place + 1] = letters[place + 1], letters[place]
-        elif kind == 1:
-            letters[place] = ""
-        elif kind == 2:
-            letters[place] *= 2
-        else:
-            letters[place] = chr(ord("a") + int(draw.integers(26)))
+    for place in np.flatnonzero(draw.random(len(letters)) < share).tolist():
+        kind = int(draw.integers(4))
+        make_typo(letters, place, kind, lambda: chr(ord("a") + int(draw.integers(26))))
     return "".join(letters)
 
 

@@ -1,114 +1,62 @@
-"""Mutated and hand-made files end well or as one line; nightly, all of them, in nine minutes.
-
-More than 2,000 seeded mutations and 500 hand-made files over all formats, parsers and the files of
-a model folder (tests/helpers/hostile). Each is opened in a process of its own, with a limit on
-memory and time, the way a user's file is: a manifest of it is opened, decoded and made a batch, or
-a recipe is read, or a model folder loaded and asked. What is read from tars, spreadsheets, the
-feature cache, and by runs whose data changed is also compared with what was written. A crash, a
-hang, another exception, wrong values, memory beyond the budget, or a file opened outside of the
-root is a fault. `python -m pytest -m nightly -n 0 tests/datasets/test_hostile.py` writes
-results/hostile.csv.
-"""
+"""Mutated and hand-made files end well or as one line: perf/hostile.py; nightly, all of them."""
 
 from __future__ import annotations
 
 import csv
-import os
-import random
-import time
-from collections import Counter
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fusionzoo.errors import FusionZooError
-from helpers.hostile import run as run_module
-from helpers.hostile.files import FORMATS, mutate, originals
-from helpers.hostile.jobs import Job, _opener, make_jobs, run_jobs, warm_up, write_secrets
-from helpers.hostile.run import Outcome, run
-from helpers.hostile.table import OUT, write_table
-
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "results" / "hostile.csv"
 QUICK = ("png", "jpg", "gif", "tiff", "wav", "flac", "ogg", "npy", "csv", "jsonl", "parquet")
+PLANTED = (
+    "abort: crash: SIGABRT",
+    "sleep: hang: more than 2 s",
+    "divide: ZeroDivisionError",
+    "allocate: MemoryError",
+    "open outside: opened outside of the root",
+    "return outside: read a file outside of the root",
+    "two lines: not one line",
+)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    warm_up(tmp_path_factory.mktemp("warm"))
+def hostile(out: Path, *flags: str) -> tuple[int, list[dict[str, str]]]:
+    """Run perf/hostile.py; return its exit code and the rows of its table."""
+    command = [sys.executable, "perf/hostile.py", "--out", str(out), *flags]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return code, list(csv.DictReader(out.read_text().splitlines()))
 
 
-def test_sixty_mutated_files_end_well_or_as_one_line(tmp_path: Path) -> None:
-    files = originals()
-    donors = [contents for group in files.values() for contents in group]
-    outcomes = []
-    for number, name in enumerate((*QUICK, "yaml")):
-        draw = random.Random(number)
-        for count in range(5):
-            root = tmp_path / f"{name}-{count}"
-            root.mkdir()
-            index = draw.randrange(len(files[name]))
-            _, data = mutate(files[name][index], donors, draw)
-            work = _opener(name, index, data, tmp_path)(root)
-            outcomes.append((name, run(work, root)))
-    assert not [(name, x.message) for name, x in outcomes if x.result == "fault"]
-    assert sum(x.result == "refused" for _, x in outcomes) > 20  # some mutations do no harm
-    assert any(x.result == "ok" for _, x in outcomes)
-
-
-def test_what_it_must_notice_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash, a hang, another exception, memory, a file outside, a message of several lines."""
-    secret = write_secrets(tmp_path / "secret")
-    root = tmp_path / "root"
-    root.mkdir()
-    monkeypatch.setattr(run_module, "SECONDS", 1)
-    monkeypatch.setattr(run_module, "BUDGET", 300 << 20)
-
-    def lines() -> None:
-        raise FusionZooError("two\nlines")
-
-    def refused() -> None:
-        raise FusionZooError("one line")
-
-    expected = {
-        "crash: SIGABRT": os.abort,
-        "hang: more than": lambda: time.sleep(60),
-        "ZeroDivisionError": lambda: 1 / 0,
-        "MemoryError": lambda: bytearray(1 << 36),
-        "opened outside of the root": (secret / "secret.txt").read_text,
-        "read a file outside": lambda: ["a text with " + run_module.SECRET],
-        "not one line": lines,
-    }
-    for words, work in expected.items():
-        outcome = run(work, root)
-        assert (outcome.result, words in outcome.message) == ("fault", True), outcome
-    assert run(refused, root).result == "refused"
-    assert run(lambda: (root / "a").write_text("x"), root).result == "ok"
-
-
-def test_the_table_counts_every_file_and_names_faults(tmp_path: Path) -> None:
-    job = Job("png", "mutated", "flip 3", lambda root: None)
-    results = [
-        (job, Outcome("ok", "", 0.5, 10.0)),
-        (job, Outcome("fault", "crash: SIGSEGV", 1.5, 20.0)),
-    ]
-    assert write_table(results, tmp_path / "a.csv") == 1
-    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
-    assert (row["files"], row["ok"], row["refused"], row["faults"]) == ("2", "1", "0", "1")
-    assert row["named"] == "flip 3: crash: SIGSEGV" and row["most_mb"] == "20"
+def test_sixty_mutated_files_end_well_or_as_one_line_and_planted_faults_are_noticed(
+    tmp_path: Path,
+) -> None:
+    flags = ("--per_format", "5", "--formats", *QUICK, "yaml")
+    code, (*rows, planted) = hostile(tmp_path / "a.csv", *flags, "--sources", "mutated", "planted")
+    assert not [row["named"] for row in rows if row["faults"] != "0"]
+    assert sum(int(row["files"]) for row in rows) == 60
+    assert sum(int(row["refused"]) for row in rows) > 20  # some mutations do no harm
+    assert any(row["ok"] != "0" for row in rows)
+    assert [planted[x] for x in ("files", "ok", "refused", "faults")] == ["9", "1", "1", "7"]
+    for message, words in zip(planted["named"].split("; "), PLANTED, strict=True):
+        assert message.startswith(words)
+    assert code == 1
 
 
 def test_the_stored_table_has_two_thousand_mutations_and_no_fault() -> None:
-    rows = list(csv.DictReader(OUT.read_text().splitlines()))
+    rows = list(csv.DictReader(TABLE.read_text().splitlines()))
     files = {source: 0 for source in ("mutated", "hand-made")}
     for row in rows:
         files[row["source"]] += int(row["files"])
         assert row["faults"] == "0", row["named"]
     assert files["mutated"] >= 2000 and files["hand-made"] >= 200
-    assert {row["format"] for row in rows} >= set(FORMATS)
+    formats = {row["format"] for row in rows}
+    assert formats >= {*QUICK, "config.json", "tar", "pickle", "cache", "resume", "evaluation"}
 
 
 @pytest.mark.nightly
-def test_all_files_end_well_or_as_one_line_and_the_table_says_so(tmp_path: Path) -> None:
-    results = run_jobs(list(make_jobs(tmp_path, per_format=100, seed=0)), tmp_path)
-    assert write_table(results, OUT) == 0, OUT
-    counts = Counter(job.format for job, _ in results)
-    assert counts.keys() >= {*FORMATS, "tar", "pickle", "cache", "resume", "evaluation"}
+def test_all_files_end_well_or_as_one_line_and_the_table_says_so() -> None:
+    code, rows = hostile(TABLE)
+    assert code == 0, [row["named"] for row in rows if row["faults"] != "0"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +26,15 @@ from fusionzoo.evaluation.statistics import (
     seed_interval,
     share_interval,
 )
-from helpers import coverage
 
 Record = Callable[[str, object], None]  # pytest's record_property
 DRAW = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def coverage() -> dict[str, Any]:
+    """The functions of the simulations whose results are in results/coverage.csv."""
+    return runpy.run_path(str(Path(__file__).parents[2] / "perf/coverage.py"))
 
 
 def test_one_seed_leaves_the_paired_t_test_and_equal_models_tie() -> None:
@@ -225,11 +233,11 @@ def test_a_group_of_half_the_samples_widens_the_interval_and_no_freedom_is_below
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("largest", coverage.LARGEST)
+@pytest.mark.parametrize("largest", [4, 40, 100, 200])
 def test_intervals_over_groups_of_which_one_is_large_cover_the_truth(
-    largest: int, record_property: Record
+    largest: int, coverage: dict[str, Any], record_property: Record
 ) -> None:
-    covered, _ = coverage.simulate_groups(largest, 1000)
+    covered, _ = coverage["simulate_groups"](largest, 1000)
     record_property("coverage", covered)
     assert covered >= 0.94
 
@@ -237,20 +245,23 @@ def test_intervals_over_groups_of_which_one_is_large_cover_the_truth(
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [0, 2])
 def test_intervals_over_folds_cover_the_truth_and_are_not_too_wide(
-    number: int, record_property: Record
+    number: int, coverage: dict[str, Any], record_property: Record
 ) -> None:
-    setting = coverage.SETTINGS[number]
-    covered, width = coverage.simulate(setting, 500)["ours"]
+    setting, simulate = coverage["SETTINGS"][number], coverage["simulate"]
+    covered, width = simulate(setting, 500)["ours"]
     record_property("coverage", covered)
     assert 0.93 <= covered <= 0.98  # in 2,000 data sets 0.95 to 0.98: it rather is too wide
-    assert coverage.simulate(setting, 500, tie=True)["ours"][0] > 0.94
-    assert width < 0.8 * coverage.simulate(setting, 20)["Nadeau and Bengio"][1]
+    assert simulate(setting, 500, tie=True)["ours"][0] > 0.94
+    assert width < 0.8 * simulate(setting, 20)["Nadeau and Bengio"][1]
 
 
 @pytest.mark.nightly
-def test_intervals_over_random_splits_cover_the_truth(record_property: Record) -> None:
+def test_intervals_over_random_splits_cover_the_truth(
+    coverage: dict[str, Any], record_property: Record
+) -> None:
+    simulate_random, setting = coverage["simulate_random"], coverage["SETTINGS"][0]
     for tie in (False, True):
-        covered = coverage.simulate_random(coverage.SETTINGS[0], 200, (10, 0.2), tie)["ours"]
+        covered = simulate_random(setting, 200, (10, 0.2), tie)["ours"]
         record_property("coverage of a tie" if tie else "coverage", covered)
         assert 0.92 <= covered <= 0.995
 

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EVERYTHING = {"pyproject.toml", "setup.py", "tests/conftest.py"}  # reach every test
 PACKAGES = {"fusionzoo": ROOT / "fusionzoo", "helpers": ROOT / "tests" / "helpers"}
+PACKAGES |= {path.stem: path.with_suffix("") for path in (ROOT / "perf").glob("_*")}
 LINKED = ("encoders", "fusion", "datasets")  # linked into fusionzoo/
 DISCOVERED = {*LINKED, "fusionzoo/training/balance"}  # import what lies in their folder
 COMMAND = "fusionzoo/__main__.py"  # what a string "fusionzoo" starts
@@ -158,7 +159,7 @@ def _module(path: str) -> str:
     parts = list(Path(path).with_suffix("").parts)
     if parts[0] in LINKED:
         parts.insert(0, "fusionzoo")
-    if parts[:2] == ["tests", "helpers"]:
+    if parts[:2] == ["tests", "helpers"] or parts[0] == "perf":
         parts.pop(0)
     return ".".join(parts)
 

@@ -91,10 +91,12 @@ TABLES = (
         "python perf/authors.py runs/authors",  # clones of the repositories that it names
         ("perf/authors.py", "perf/_authors", "fusion", "fusionzoo/training/balance"),
     ),
+    script("coverage", ("fusionzoo/evaluation/statistics.py",)),
     script("default", (*TRAINING, "encoders/tabular.py")),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
+    script("hostile", ("perf/_hostile", *READING)),
     script("inference", ("fusionzoo/tools/export", *MODEL)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
     script("gpu", ("perf/_gpu_parts.py", *TRAINING, "fusionzoo/benchmark")),  # needs a CUDA GPU
@@ -115,17 +117,6 @@ TABLES = (
         "startup.csv", "python perf/startup.py", ("perf/startup.py", "fusionzoo/cli.py", *READING)
     ),
     script("which", BENCHMARK, "runs/which"),
-    Table(
-        "hostile.csv",
-        "python -m pytest -m nightly -n 0 -o faulthandler_timeout=3700"
-        " tests/datasets/test_hostile.py",
-        ("tests/helpers/hostile", *READING),
-    ),
-    Table(
-        "coverage.csv",
-        "python tests/helpers/coverage.py",
-        ("tests/helpers/coverage.py", "fusionzoo/evaluation/statistics.py"),
-    ),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     Table(

@@ -112,15 +112,12 @@ def test_rows_without_a_vector_are_no_hits(write: Write) -> None:
     assert {hit.row for hit in fz.search(path, vector=[1] * 8, by="image")} == {0, 5}
 
 
-def test_integers_with_a_scale_are_read_as_what_they_stand_for(write: Write) -> None:
-    vectors = drawn(50)
-    scale = np.abs(vectors).max(1) / 127
-    whole = pa.array(
-        np.round(vectors / scale[:, None]).astype(np.int8).tolist(), pa.list_(pa.int8(), 8)
-    )
-    matrix, usable = open_vectors(write(fused=whole, fused_scale=scale)).matrix("fused")
-    assert usable.all()
-    np.testing.assert_allclose(matrix.numpy(), vectors, atol=scale.max())
+def test_vectors_of_integers_are_refused_as_no_embeddings(write: Write) -> None:
+    path = write(fused=pa.array([[1] * 8] * 3, pa.list_(pa.int8(), 8)))
+    with pytest.raises(FusionZooError, match="it needs a column `id` and columns of vectors"):
+        fz.search(path, vector=[1] * 8)
+    with pytest.raises(FusionZooError, match="has no vectors 'fused'"):
+        fz.read_embeddings(path)
 
 
 def test_ids_search_by_their_rows_and_are_no_hits_themselves(write: Write) -> None:

@@ -11,8 +11,7 @@ from contextvars import ContextVar
 from functools import wraps
 from html import escape
 from textwrap import wrap
-from typing import Any, NamedTuple, ParamSpec
-from xml.etree import ElementTree
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -30,28 +29,15 @@ VARIABLES = {  # plots.html defines them for light and dark pages
     FAINT: "var(--faint)",
     **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS)},
 }
-FONT_SIZE = 9.0  # of text without a size, in units of the drawing; `.plot text` in plots.html
-GRID_WIDTH = 0.5
-NAMESPACE = re.compile(r"\{.*\}")
-NUMBER = re.compile(r"-?\d+\.\d+")
-SPACES = re.compile(r"\s+")
-DEFAULTS = {
-    "stroke-linecap": {"square", "butt"},
-    "stroke-linejoin": {"miter", "round"},
-    "fill": {"currentColor"},  # of text
-    "font-family": None,  # any
-    "font-size": {f"{FONT_SIZE:g}px"},
-    "text-anchor": {"start"},
-}
-Element = ElementTree.Element
-STEPS = ((1, 2, 5), (1, 3), (1,))  # in a decade, from many ticks to few
+FONT_SIZE = 9.0  # of all text, in units of the drawing; `.plot text` in plots.html
+TAG = re.compile(r"<[^>]*>")
 LONGEST = 19  # characters in a line of a name beside a point
 DOT = 3.0  # half the width of a dot, with a margin
 # Places for a name: offset from the point in points, and the side of the name that is there.
 OFFSETS = [
     (x, y, side)
     for distance in range(0, 40, 10)
-    for x, side in ((4, "left"), (-4, "right"))
+    for x, side in ((5, "left"), (-5, "right"))
     for y in (1 + distance, -12 - distance)
 ]
 STYLE: dict[Any, Any] = {
@@ -76,7 +62,8 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": FAINT,
-    "grid.linewidth": GRID_WIDTH,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.5,
     "lines.linewidth": 1.4,
     "legend.frameon": False,
     "legend.fontsize": FONT_SIZE,
@@ -85,6 +72,7 @@ WIDTH = 4.4  # inches of every figure: on a screen of 390 pixels text is 10 pixe
 LABEL = 24  # most characters in a line of a candidate's name at an axis
 COLUMNS = 2  # panels in a row
 ROW = 0.2  # height of a line of text, inches
+LETTER = 0.075  # width of most letters, inches
 P = ParamSpec("P")
 PDF_FILES: ContextVar[dict[str, bytes] | None] = ContextVar("figures as PDF", default=None)
 FAMILY: dict[str, str] = dict(
@@ -94,118 +82,37 @@ Curves = Mapping[str, Sequence[float]]  # candidate -> values
 
 
 def to_svg(figure: Any, title: str, prefix: str) -> str:
-    """Return a figure as an SVG element whose ids start with `prefix`."""
+    """Return matplotlib's SVG of a figure with colours and font of the page, and ids that differ.
+
+    Ids start with `prefix`; coordinates have one decimal.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    out = io.StringIO()
+    for artist in figure.findobj():
+        artist.set_clip_on(False)
     for part in (figure, *figure.axes):
         part.patch.set_visible(False)
+    out = io.StringIO()
     # Not figure.savefig, which draws everything twice.
     FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
-    root = ElementTree.fromstring(out.getvalue())
-    ids = {
-        use.get("{http://www.w3.org/1999/xlink}href", "")[1:]: ""
-        for use in root.iter("{http://www.w3.org/2000/svg}use")
-    }
-    for number, name in enumerate(ids):
-        ids[name] = f"{prefix}{number}"
-    width, height = root.attrib["viewBox"].split()[2:]
-    content = "".join(_write(child, ids) for child in root)
-    return (
-        f'<svg class="plot" role="img" aria-label="{escape(title)}"'
-        f' viewBox="0 0 {_round(width)} {_round(height)}">{content}</svg>'
-    )
+    changes: list[tuple[str, Any]] = [
+        (r'xlink:|(?<=<g) id="[^"]*"|font[^:;]*: [^;]*; | transform="rotate\(-0 [^"]*"', ""),
+        (r'(?<=href="#)|(?<=id=")', prefix),
+        (r"\d+\.\d+", lambda number: f"{round(float(number[0]), 1):g}"),
+        *VARIABLES.items(),
+    ]
 
+    def of_page(tag: re.Match[str]) -> str:
+        text = tag[0]
+        for pattern, new in changes:
+            text = re.sub(pattern, new, text)
+        return text
 
-def _write(element: Element, ids: dict[str, str]) -> str:
-    tag = NAMESPACE.sub("", element.tag)
-    if tag in ("metadata", "style", "clipPath"):
-        return ""
-    if tag == "g":
-        return _group(element, ids)
-    style = _style(element.get("style", ""), tag)
-    attributes = {"style": style} if style else {}
-    if tag == "defs":
-        content = "".join(_write(child, ids) for child in element)
-        return f"<defs>{content}</defs>" if content else ""
-    if tag == "path":
-        if style == "fill:none":
-            return ""  # the background of the figure or of a panel
-        path = {"d": _path(element.get("d", ""))}
-        name = ids.get(element.get("id", ""))
-        attributes = ({"id": name} if name else {}) | path | attributes
-    elif tag == "use":
-        target = ids[element.get("{http://www.w3.org/1999/xlink}href", "")[1:]]
-        place = {key: _round(element.get(key, "0")) for key in ("x", "y")}
-        attributes = {"href": f"#{target}"} | place | attributes
-    elif tag == "text":
-        turn = element.get("transform", "")
-        turned = {} if turn.startswith("rotate(-0 ") else {"transform": _round(turn)}
-        place = {key: _round(element.get(key, "0")) for key in ("x", "y") if element.get(key)}
-        attributes = place | turned | attributes
-    words = " ".join(f'{key}="{value}"' for key, value in attributes.items())
-    return f"<{tag} {words}>{escape(element.text or '', quote=False)}</{tag}>"
-
-
-def _group(element: Element, ids: dict[str, str]) -> str:
-    """Write a group's content; the grid lines of a panel come first, as one path."""
-    if not (element.get("id") or "").startswith("axes_"):
-        content = "".join(_write(child, ids) for child in element)
-        place = element.get("transform")
-        return f'<g transform="{_round(place)}">{content}</g>' if place and content else content
-    styles = (f"stroke: {FAINT}", f"stroke-width: {GRID_WIDTH}")
-    grid = [path for path in element.iter() if all(x in path.get("style", "") for x in styles)]
-    joined = "".join(_path(path.get("d", "")) for path in grid)
-    for path in grid:
-        path.set("style", "fill: none")  # leaves nothing to draw
-    content = "".join(_write(child, ids) for child in element)
-    return (f'<path class="grid" d="{joined}"></path>' if joined else "") + content
-
-
-def _style(style: str, tag: str) -> str:
-    parts = []
-    for part in filter(None, style.split("; ")):
-        key, value = (word.strip() for word in part.split(":", 1))
-        value = VARIABLES.get(value, value)
-        default = DEFAULTS.get(key, set())
-        if key == "fill" and tag != "text":
-            default = set()
-        if default is None or value in default:
-            continue
-        parts.append(f"{key}:{_round(value)}")
-    return ";".join(parts)
-
-
-def _path(data: str) -> str:
-    """Round a path's coordinates and drop the spaces that separate nothing.
-
-    >>> _path("M 50.721549 140.9 \\nL 50.7 45.24 z")
-    'M50.7 140.9L50.7 45.2z'
-    """
-    return re.sub(r" ?([A-Za-z]) ?", r"\1", SPACES.sub(" ", _round(data)).strip())
-
-
-def _round(text: str) -> str:
-    return NUMBER.sub(lambda match: f"{round(float(match[0]), 1):g}", text)
-
-
-class Box(NamedTuple):
-    """A rectangle in points."""
-
-    left: float
-    bottom: float
-    right: float
-    top: float
-
-    def overlaps(self, other: Box) -> bool:
-        """Return whether two boxes share an area."""
-        beside = self.left < other.right and other.left < self.right
-        return beside and self.bottom < other.top and other.bottom < self.top
-
-    def inside(self, frame: Box) -> bool:
-        """Return whether the box lies within a frame, or at most a line of text above it."""
-        beside = frame.left <= self.left and self.right <= frame.right
-        return beside and frame.bottom <= self.bottom and self.top <= frame.top + FONT_SIZE
+    width, height = (round(72 * float(inches), 1) for inches in figure.get_size_inches())
+    content = re.sub(r"\s*\n\s*", "", out.getvalue())
+    content = TAG.sub(of_page, content[content.index('<g id="figure_') :])
+    head = f'<svg class="plot" role="img" aria-label="{escape(title)}"'
+    return f'{head} viewBox="0 0 {width:g} {height:g}">{content}'
 
 
 def tick_values(low: float, high: float, most: int = 5) -> list[float]:
@@ -218,7 +125,7 @@ def tick_values(low: float, high: float, most: int = 5) -> list[float]:
 
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values: list[float] = []
-    for steps in STEPS:
+    for steps in ((1, 2, 5), (1, 3), (1,)):
         values = [step * 10.0**decade for decade in decades for step in steps]
         values = [value for value in values if low <= value <= high]
         if len(values) <= most:
@@ -245,54 +152,35 @@ def label_points(
     Names cover no other name and no dot; only the first and the last may cover dots. The figure's
     layout must be final.
     """
-    to_points = 72 / axes.figure.dpi
-    frame = Box(*(float(x) * to_points for x in axes.get_window_extent().extents))
+    from matplotlib.transforms import Bbox
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        x, y = axes.transData.transform(point)
-        return float(x) * to_points, float(y) * to_points
-
-    dot_boxes = [Box(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in map(place, dots)]
-    taken: list[Box] = []
+    point = axes.figure.dpi / 72
+    left, bottom, right, top = axes.get_window_extent().extents
+    frame = Bbox.from_extents(left, bottom, right, top + FONT_SIZE * point)
+    centres = axes.transData.transform([*dots])
+    around = [Bbox([xy, xy]).padded(DOT * point) for xy in centres]
+    taken: list[Bbox] = []
     for order, name in enumerate([*list(names)[:1], *list(names)[:0:-1]]):
-        text = break_name(name, LONGEST)
-        boxes = [(_box(place(names[name]), offset, text), offset) for offset in OFFSETS]
-        free = [
-            (sum(box.overlaps(dot) for dot in dot_boxes), number)
-            for number, (box, _) in enumerate(boxes)
-            if box.inside(frame) and not any(box.overlaps(other) for other in taken)
-        ]
-        if not free or (order > 1 and min(free)[0]):
-            continue
-        box, (x, y, side) = boxes[min(free)[1]]
-        taken.append(box)
-        far = abs(y) > 12
-        axes.annotate(
-            text,
-            names[name],
-            xytext=(x, y),
-            textcoords="offset points",
-            ha=side,
-            va="bottom",
-            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": INK} if far else None,
+        text = axes.annotate(
+            break_name(name, LONGEST), names[name], (0, 0), textcoords="offset points", va="bottom"
         )
-
-
-def _box(point: tuple[float, float], offset: tuple[float, float, str], text: str) -> Box:
-    lines = text.split("\n")
-    width, height = max(map(text_width, lines)), 1.2 * FONT_SIZE * len(lines)
-    left = point[0] + offset[0] - (width if offset[2] == "right" else 0)
-    bottom = point[1] + offset[1]
-    return Box(left - 1, bottom - 1, left + width + 1, bottom + height + 1)
-
-
-def text_width(text: str) -> float:
-    """Return the width of a text in points, in matplotlib's font, which is wider than most."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    properties = FontProperties(size=FONT_SIZE)
-    return float(text_to_path.get_text_width_height_descent(text, properties, False)[0])
+        free = []
+        for number, (x, y, side) in enumerate(OFFSETS):
+            text.set(position=(x, y), ha=side)
+            box = text.get_window_extent().padded(point)
+            inside = all(frame.contains(*corner) for corner in box.get_points())
+            if inside and not box.count_overlaps(taken):
+                free.append((box.count_overlaps(around), number, box))
+        if not free or (order > 1 and min(free)[0]):
+            text.remove()
+            continue
+        _, number, box = min(free)
+        taken.append(box)
+        x, y, side = OFFSETS[number]
+        text.set(position=(x, y), ha=side)
+        if abs(y) > 12:  # far away: a thin line leads there
+            line = {"arrowstyle": "-", "linewidth": 0.4, "color": INK}
+            axes.annotate("", names[name], (x, y), textcoords="offset points", arrowprops=line)
 
 
 def break_name(name: str, most: int) -> str:
@@ -300,19 +188,9 @@ def break_name(name: str, most: int) -> str:
 
     >>> break_name("late_confidence + multimodal_balance", 19).split("\\n")
     ['late_confidence +', 'multimodal_balance']
-    >>> break_name("concat_transformer", 10).split("\\n")
-    ['concat_', 'transforme', 'r']
     """
-    lines: list[str] = []
-    for words in wrap(name, most, break_long_words=False) or [name]:
-        parts = [words] if len(words) <= most else re.split(r"(?<=_)", words)
-        start = len(lines)
-        for part in parts:
-            if len(lines) > start and len(lines[-1] + part) <= most:
-                lines[-1] += part
-            else:
-                lines += wrap(part, most)
-    return "\n".join(lines)
+    lines = wrap(name.replace("_", "_ "), most)
+    return "\n".join(lines).replace("_ ", "_")
 
 
 @contextmanager
@@ -409,7 +287,7 @@ def finish(figure: Any, x: str | None = None, y: str | None = None) -> Any:
         handles |= dict(zip(labels, lines, strict=True))
     figure.tight_layout()
     if handles:
-        widest = 0.62 + max(map(text_width, handles)) / 72
+        widest = 0.62 + LETTER * max(map(len, handles))
         columns = min(max(1, int(WIDTH / widest)), len(handles))
         _make_room_above(figure, 0.1 + ROW * math.ceil(len(handles) / columns))
         figure.legend(handles.values(), handles.keys(), loc="upper left", ncols=columns)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file, scaled
+from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file
 from fusionzoo.errors import FusionZooError, check_known, explained, located
 
 BLOCK = 1 << 15  # rows in memory that are compared at a time; torch starts threads for more
@@ -47,7 +47,7 @@ class VectorFile:
     path: Path
     rows: int
     dims: dict[str, int]  # column of vectors -> width
-    columns: list[str]  # the others, without scales of vectors
+    columns: list[str]  # the others
     stored: EmbeddingFile = field(repr=False, compare=False)
     metadata: dict[str, Any] = field(default_factory=dict)
     keeps: bool = False  # whether columns that are no vectors are read once and stay in memory
@@ -169,8 +169,7 @@ class VectorFile:
         if parts := self.parts(name):
             return list(dict.fromkeys(x for part in parts for x in self._needed(part)))
         presence = [f"present_{self.modality(name)}"] if self.modality(name) else []
-        scale = [x for x in [f"{name}_scale"] if x in self.stored.schema.names]
-        return [name, *presence, *scale]
+        return [name, *presence]
 
     def _decode(self, batch: pa.RecordBatch, name: str) -> tuple[Tensor, Tensor]:
         """Return a column's vectors (B, D), zero where a row has none, and which rows have one."""
@@ -180,8 +179,6 @@ class VectorFile:
             return total, (total != 0).any(1)
         with located(f"{self.path}: {name!r}"):
             matrix = matrix_of(batch.column(name), self.dims[name])
-        if f"{name}_scale" in batch.schema.names:
-            matrix = scaled(matrix, batch.column(f"{name}_scale"))
         matrix = matrix.astype(np.float32, copy=not matrix.flags.writeable)
         vectors = torch.from_numpy(matrix)
         usable = _have_directions(vectors)
@@ -208,8 +205,7 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
             f"{path} is no file of embeddings: it needs a column `id` and columns of vectors; it"
             f" has {', '.join(schema.names)}"
         )
-    scales = {f"{name}_scale" for name in dims}
-    columns = [x.name for x in schema if x not in lists and x.name not in scales]
+    columns = [x.name for x in schema if x not in lists]
     aligned = {dim for name, dim in dims.items() if name.startswith(f"{ALIGNED}_")}
     if len(aligned) == 1 and ALIGNED not in dims:
         dims[ALIGNED] = aligned.pop()
@@ -224,7 +220,7 @@ def unit(vectors: Tensor) -> Tensor:
 def _holds_vectors(kind: pa.DataType) -> bool:
     is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
     is_list = is_list or pa.types.is_large_list(kind)
-    return is_list and (pa.types.is_floating(kind.value_type) or pa.types.is_int8(kind.value_type))
+    return is_list and pa.types.is_floating(kind.value_type)
 
 
 def _have_directions(vectors: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from .files import FORMATS, MEDIA, MODEL_FILES, TABLES, model_folder, mutate, or
 from .run import (
     COLOUR,
     LEVEL,
+    SECONDS,
     SECRET,
     Outcome,
     open_media,
@@ -42,31 +44,33 @@ class Job:
     """One file to open: how it is written below a root, and what then opens it."""
 
     format: str
-    source: str  # mutated, hand-made
+    source: str  # mutated, hand-made, planted
     name: str
     prepare: Callable[[Path], Callable[[], Any]]
+    seconds: float = SECONDS
 
 
-def make_jobs(folder: Path, per_format: int, seed: int, every: int = 1) -> Iterator[Job]:
-    """Yield every file; `folder` gets the secret files and the model folder.
-
-    Of the hand-made files of one format, each `every`-th; `families` are whole.
-    """
-    secret = write_secrets(folder / "secret")
-    model = model_folder(folder)
-    files = originals()
-    for name in MODEL_FILES:
+def mutated(folder: Path, formats: Collection[str], per_format: int, seed: int) -> Iterator[Job]:
+    """Yield mutations of whole files of some formats."""
+    model, files = folder / "model", originals()
+    for name in [name for name in MODEL_FILES if name in formats]:
+        model_folder(folder)
         files[name] = [path.read_bytes() for path in _model_paths(model, name)]
     donors = [contents for group in files.values() for contents in group]
     for number, format in enumerate(FORMATS):
         draw = random.Random(1000 * seed + number)
-        for count in range(per_format):
+        for count in range(per_format if format in formats else 0):
             index = draw.randrange(len(files[format]))
             how, data = mutate(files[format][index], donors, draw)
             yield Job(format, "mutated", f"{how} {count}", _opener(format, index, data, model))
-    for case in hand_made(secret)[::every]:
+
+
+def made_by_hand(folder: Path, formats: Collection[str]) -> Iterator[Job]:
+    """Yield the hand-made files of some formats."""
+    secret, model = write_secrets(folder), model_folder(folder)
+    for case in filter(lambda case: case.format in formats, hand_made(secret)):
         yield Job(case.format, "hand-made", case.name, lambda root, x=case: _open(x, root, model))
-    for family in families():
+    for family in filter(lambda family: family.format in formats, families()):
         yield Job(
             family.format,
             "hand-made",
@@ -75,9 +79,31 @@ def make_jobs(folder: Path, per_format: int, seed: int, every: int = 1) -> Itera
         )
 
 
+def planted(folder: Path) -> Iterator[Job]:
+    """Yield what must be noticed as a fault, and two jobs that are none."""
+    secret = write_secrets(folder)
+
+    def refuse(message: str) -> None:
+        raise FusionZooError(message)
+
+    for name, work in {
+        "abort": lambda root: os.abort,
+        "sleep": lambda root: lambda: time.sleep(60),
+        "divide": lambda root: lambda: 1 / 0,
+        "allocate": lambda root: lambda: bytearray(1 << 36),
+        "open outside": lambda root: (secret / "secret.txt").read_text,
+        "return outside": lambda root: lambda: ["a text with " + SECRET],
+        "two lines": lambda root: lambda: refuse("two\nlines"),
+        "one line": lambda root: lambda: refuse("one line"),
+        "write inside": lambda root: lambda: (root / "a").write_text("x"),
+    }.items():
+        yield Job("fault", "planted", name, work, 2 if name == "sleep" else SECONDS)
+
+
 def write_secrets(folder: Path) -> Path:
-    """Write files that no case may read."""
-    folder.mkdir()
+    """Write files that no case may read, and return their folder."""
+    folder /= "secret"
+    folder.mkdir(exist_ok=True)
     (folder / "secret.txt").write_text(SECRET)
     Image.new("RGB", (16, 16), COLOUR).save(folder / "secret.png")
     soundfile.write(folder / "secret.wav", np.full(8000, LEVEL, np.float32), 8000, "FLOAT")
@@ -153,13 +179,14 @@ def warm_up(folder: Path) -> None:
 def run_jobs(jobs: list[Job], folder: Path) -> list[tuple[Job, Outcome]]:
     """Run all jobs, two at a time."""
     torch.set_num_threads(1)
-    open_model(folder / "model")
+    if (folder / "model").exists():
+        open_model(folder / "model")
     warm_up(folder)
 
     def work(job: Job) -> Outcome:
         root = Path(tempfile.mkdtemp(dir=folder))
         try:
-            return run(job.prepare(root), root)
+            return run(job.prepare(root), root, job.seconds)
         finally:
             shutil.rmtree(root)
 

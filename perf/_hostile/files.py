@@ -9,6 +9,7 @@ import random
 import re
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ MEDIA = {
 TABLES = ("csv", "csv.gz", "jsonl", "parquet", "xlsx")
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer", "digests.json")
 FORMATS = (*MEDIA, *TABLES, "yaml", *MODEL_FILES)
+ONLY_BY_HAND = ("txt", "ods", "xls", "xlsb", "tar", "pickle", "cache", "resume", "evaluation")
 
 RECIPE = """\
 data: {name: digits}
@@ -123,6 +125,7 @@ def _parquet(table: pa.Table, compression: str) -> bytes:
     return contents.getvalue()
 
 
+@cache
 def model_folder(folder: Path) -> Path:
     """Save a model with a tiny BERT, its tokenizer and an encoder of vectors."""
     from transformers import BertConfig, BertModel, BertTokenizer

@@ -51,31 +51,34 @@ class Outcome:
     megabytes: float  # beyond what the parent holds
 
 
-def run(work: Callable[[], Any], root: Path) -> Outcome:
+def run(work: Callable[[], Any], root: Path, seconds: float) -> Outcome:
     """Run `work` in a forked process and return its outcome; files are allowed below `root`."""
     read_end, write_end = os.pipe()
     start = time.monotonic()
     pid = os.fork()
     if not pid:
-        os.close(read_end)
-        _child(work, root, write_end)
+        try:
+            os.close(read_end)
+            _child(work, root, write_end)
+        finally:
+            os._exit(1)  # out of memory even for its message: the parent's clean-up is not ours
     os.close(write_end)
-    data, late = _receive(read_end, start + SECONDS)
+    data, late = _receive(read_end, start + seconds)
     if late:
         os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    seconds = time.monotonic() - start
+    took = time.monotonic() - start
     if late:
-        return Outcome("fault", f"hang: more than {SECONDS} s", seconds, 0.0)
+        return Outcome("fault", f"hang: more than {seconds:g} s", took, 0.0)
     if code or not data:
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return Outcome("fault", f"crash: {name}", seconds, 0.0)
+        return Outcome("fault", f"crash: {name}", took, 0.0)
     result, message, baseline = pickle.loads(data)  # of our own child
     growth = max(0, usage.ru_maxrss * 1024 - baseline)
     if growth > BUDGET:
         result, message = "fault", f"memory: {growth >> 20:,} MB"
-    return Outcome(result, message, seconds, growth / 2**20)
+    return Outcome(result, message, took, growth / 2**20)
 
 
 def _receive(read_end: int, deadline: float) -> tuple[bytes, bool]:

@@ -1,6 +1,6 @@
 """How often intervals over folds cover the truth.
 
-`python tests/helpers/coverage.py` takes about 25 minutes; with `--random 500` it prints the
+`python perf/coverage.py` takes about 25 minutes; with `--random 500` it prints the
 coverage over random splits instead, in as many data sets of each kind, and writes nothing.
 
 Simulated data sets of two modalities; ridge classifiers see one of them (the single modality) or
@@ -41,7 +41,7 @@ from fusionzoo.evaluation.statistics import LEVEL, crossed
 
 Array = NDArray[np.float64]
 Samples = tuple[list[Array], NDArray[np.int64]]  # both modalities, (N, D) each, and the classes
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FOLDS, SEEDS, CLASSES = 5, 3, 4
 KEPT = 0.9  # share of the features that a seed's classifier sees
 
