@@ -141,11 +141,15 @@ def _check_sheet(path: Path, sheet: str, names: Sequence[str]) -> None:
 
 
 def _check_parts(path: Path, parts: zipfile.ZipFile) -> None:
-    """Raise an error for a part of which openpyxl would hold too many elements in memory.
+    """Raise an error for a part that is there twice, with contents that may differ, or of which
+    openpyxl would hold too many elements in memory.
 
     Sheets and shared texts are read a row or text at a time; styles, properties and lists of parts
     are read whole.
     """
+    names = parts.namelist()
+    if len({*names}) < len(names):
+        raise FusionZooError(f"{path} holds a part twice: save it anew")
     for part in parts.infolist():
         folder = part.filename.rpartition("/")[0]
         is_read_whole = folder in ("", "xl", "docProps") or part.filename.endswith(".rels")

@@ -491,6 +491,15 @@ def test_rows_and_cells_that_openpyxl_would_leave_out_are_refused(
         opened(path)
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_part_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "m.xlsx", [["id", "text"], ["a", "x"]])
+    with zipfile.ZipFile(path, "a") as book:
+        book.writestr(part := "xl/worksheets/sheet1.xml", book.read(part))
+    with pytest.raises(FusionZooError, match="holds a part twice: save it anew"):
+        opened(path)
+
+
 def test_the_error_of_a_formula_is_a_missing_value(tmp_path: Path) -> None:
     rows = [["id", "target", "text"], ["a", "k", "x"], ["b", "#DIV/0!", "y"], ["c", "k", "#REF!"]]
     path = workbook(tmp_path / "m.xlsx", rows)

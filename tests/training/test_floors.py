@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.linear_model import Ridge
 
 import fusionzoo as fz
 from fusionzoo.training import presets
+from fusionzoo.training.average import add_linear
+from fusionzoo.training.fitted.linear import LinearMap
 from fusionzoo.training.presets import Length
 
 ROWS = 120
@@ -63,6 +66,39 @@ def test_gaps_categories_and_classes_have_floors_too(tmp_path: Path) -> None:
     frame.loc[::7, "x"] = None
     run = trained(frame, tmp_path / "a")
     assert [x["accuracy"] for x in run.metrics["floors"].values()] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_table_is_answered_by_the_mean_of_its_model_and_a_linear_one(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = table(colour=np.resize(["red", "blue", None, "red", "green"], ROWS))
+    frame.loc[::7, "x"] = None
+    if kind == "classes":
+        frame["target"] = np.where(frame["target"] > 0, "warm", "cold")
+    run = trained(frame, tmp_path / "a")
+    assert run.metrics["average_linear"]
+    assert "the mean of tabular/tabm and a linear model" in capsys.readouterr().out
+    model = trained(frame, tmp_path / "b", average_linear=False, refit=False).model.eval()
+    rows = model.open_samples(frame.to_dict("records"))
+    batch = model.collate()([rows[n] for n in range(ROWS)])
+    x = model.encoders["tabular"].linear_inputs(batch.inputs["tabular"]).double()
+    width = model.fusion.num_outputs
+    draw = torch.Generator().manual_seed(0)
+    shapes = (x.shape[1], width), (width,)
+    added = LinearMap(*(torch.randn(x, generator=draw).double() for x in shapes))
+    before = model(batch).logits.double()
+    add_linear(model, added)
+    wanted = (before + x @ added.weight + added.bias) / 2
+    torch.testing.assert_close(model(batch).logits.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mean_with_a_linear_model_that_knows_nothing_is_not_taken(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(draw.normal(size=(400, 2)), columns=["a", "b"])
+    frame["target"] = np.where(frame["a"] * frame["b"] > 0, "same", "other")
+    run = fz.train(frame, target="target", out=tmp_path, preset="good", epochs=30, device="cpu")
+    assert "average_linear" not in run.metrics
 
 
 def test_what_is_trained_from_scratch_is_not_read_and_the_line_says_what_is(tmp_path: Path) -> None:
