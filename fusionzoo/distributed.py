@@ -192,7 +192,7 @@ def broadcast_from_main(tensors: Sequence[Tensor]) -> None:
 
 def from_main(value: Any, world: World) -> Any:
     """Return the main process's value."""
-    return gather(value, world)[0]
+    return gather(value if world.main else None, world)[0]
 
 
 def on_main(action: Callable[[], Any], world: World) -> Any:

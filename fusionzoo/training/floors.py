@@ -7,7 +7,6 @@ them is not worth its training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +46,8 @@ class Floors(NamedTuple):
     """Logits of the test samples, (N, K), and the linear models of `average_linear`."""
 
     ids: Sequence[str] = ()  # of the samples
-    of_all: Mapping[str, Tensor] = MappingProxyType({})  # by their line in the table
-    of_one: Mapping[str, Tensor] = MappingProxyType({})  # modality -> that of a linear model of it
+    of_all: Mapping[str, Tensor] = {}  # by their line in the table
+    of_one: Mapping[str, Tensor] = {}  # modality -> that of a linear model of it
     to_average: Sequence[LinearMap] = ()  # learnt from train; from train and val
 
 

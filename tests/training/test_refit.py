@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -83,18 +85,25 @@ def test_a_refit_that_is_stopped_goes_on_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_two_processes_refit_and_save_one_model(tmp_path: Path) -> None:
-    flags = ["--data.name", "interactions", "--data.samples", "200", "--log", "none"]
-    flags += ["--train.refit", "true", "--train.epochs", "2", "--dist.nproc", "2"]
-    flags += ["--device", "cpu", "--out", str(tmp_path)]
+def test_two_processes_do_by_default_what_one_does(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.normal(size=(200, 3)), columns=["a", "b", "c"])
+    table["target"] = np.where(table["a"] > 0, "more", "less")
+    table["split"] = np.repeat(["train", "val", "test"], (120, 40, 40))
+    table.to_csv(tmp_path / "m.csv", index=False)
+    flags = [str(tmp_path / "m.csv"), "--target", "target", "--preset", "good", "--log", "none"]
+    flags += ["--train.epochs", "2", "--dist.nproc", "2", "--device", "cpu"]
+    flags += ["--out", str(tmp_path / "run")]
     for more in ([], ["--resume"]):
         command = [sys.executable, "train.py", *flags, *more]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    results = json.loads((tmp_path / "metrics.json").read_text())
+    results = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert results["environment"]["processes"] == 2
     assert results["refit"] == {"samples": 160, "epochs": results["best_epoch"]}
-    metrics = fusionzoo.evaluate(tmp_path)
+    assert results["average_linear"]
+    assert len(results["floors"]) == 2
+    metrics = fusionzoo.evaluate(tmp_path / "run")
     assert metrics["accuracy"] == pytest.approx(results["test"]["accuracy"])
 
 
