@@ -222,35 +222,35 @@ def open_for_model(
     if data.dataset is not None:
         return _split_as_trained(data.open(targets), model), data.recorded
     wanted = target_columns(data.settings, cfg.target)
-    done = _without_further_media(data_settings_of(wanted, cfg.model, model.trained_on), model)
-    refuse_to_replace(done.settings, cfg.out)
+    spec = _without_further_media(data_settings_of(wanted, cfg.model, model.trained_on), model)
+    refuse_to_replace(spec.settings, cfg.out)
     if isinstance(cfg, EvaluateConfig):
-        refuse_without_weights(done)
-    elif done.settings.get("weight_column") is not None:  # nothing is measured
-        unweighted = {x: y for x, y in done.settings.items() if x != "weight_column"}
-        done = replace(done, settings=unweighted)
+        refuse_without_weights(spec)
+    elif spec.settings.get("weight_column") is not None:  # nothing is measured
+        unweighted = {x: y for x, y in spec.settings.items() if x != "weight_column"}
+        spec = replace(spec, settings=unweighted)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):
         columns = [x.get("columns") or {} for x in (model.data_settings, wanted)]
-        refuse_without_labels(done, [*(targets or ["target"])], *columns)
-    done.show()
+        refuse_without_labels(spec, [*(targets or ["target"])], *columns)
+    spec.show()
     if not isinstance(cfg, EmbedConfig):  # whose file is searched by id
-        done = done.with_repeated_ids()
-    opened = done.open(targets)
+        spec = spec.with_repeated_ids()
+    opened = spec.open(targets)
     if repeated := opened.provenance.repeated_ids:
         print(f"rows with an id that an earlier row has: {len(repeated):,}; each is answered")
-    settings = data.recorded if data.is_in_memory else done.settings
+    settings = data.recorded if data.is_in_memory else spec.settings
     return _split_as_trained(opened, model), settings
 
 
-def _without_further_media(done: DataSpec, model: Answering) -> DataSpec:
+def _without_further_media(spec: DataSpec, model: Answering) -> DataSpec:
     """Drop columns called `image`, `audio`, ... that the model does not read."""
-    if done.loaded is None:
-        return done
+    if spec.loaded is None:
+        return spec
     targets = [target.name for target in model.answer_targets]
-    read = {fold(name) for name in (*model.modalities, *targets)} | named_columns(done.settings)
-    table = done.loaded.table
+    read = {fold(name) for name in (*model.modalities, *targets)} | named_columns(spec.settings)
+    table = spec.loaded.table
     further = [x for x in table.column_names if fold(x) in KINDS and fold(x) not in read]
-    return replace(done, loaded=replace(done.loaded, table=table.drop_columns(further)))
+    return replace(spec, loaded=replace(spec.loaded, table=table.drop_columns(further)))
 
 
 def _split_as_trained(dataset: PairedDataset, model: Answering) -> PairedDataset:

@@ -58,9 +58,9 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
         chosen["join"] = _described_join(chosen["join"], stored.get("join"))
     chosen = {**described, **chosen, "columns": described["columns"], "kinds": described["kinds"]}
     loaded = _load_for_model(chosen, stored)
-    done = DataSpec(settings=chosen, loaded=loaded)
-    done = _without_absent(replace(done, notes=_check_cells(done)))
-    columns = {x: y for x, y in done.settings["columns"].items() if x in remembered}
+    spec = DataSpec(settings=chosen, loaded=loaded)
+    spec = _without_absent(replace(spec, notes=_check_cells(spec)))
+    columns = {x: y for x, y in spec.settings["columns"].items() if x in remembered}
     notes = [
         f"{role} of {list_names(word_list(words))}"
         for role, words in columns.items()
@@ -68,8 +68,8 @@ def complete_for_model(settings: Mapping[str, Any], stored: Mapping[str, Any]) -
     ]
     if notes:
         note = f"{AS_TRAINED}: {'; '.join(notes)}"
-        done = replace(done, notes=(note, *done.notes))
-    return done
+        spec = replace(spec, notes=(note, *spec.notes))
+    return spec
 
 
 def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
@@ -106,9 +106,9 @@ def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Load
     return load_table_of(settings) if best is None else best
 
 
-def _without_absent(done: DataSpec) -> DataSpec:
+def _without_absent(spec: DataSpec) -> DataSpec:
     """Leave out what the table has no column for; add the columns that a tabular modality lacks."""
-    chosen, table = dict(done.settings), done.table
+    chosen, table = dict(spec.settings), spec.table
     names = {fold(name) for name in table.column_names}
     columns: dict[str, Any] = {}
     absent: list[str] = []
@@ -136,12 +136,12 @@ def _without_absent(done: DataSpec) -> DataSpec:
     for name in absent:
         table = table.append_column(name, pa.nulls(len(table), pa.string()))
     missing = ", ".join(f"{name}{near_column(name, free)}" for name in absent)
-    notes = [f"no column {missing} in {done.source}: its cells are missing"]
-    assert done.loaded is not None
+    notes = [f"no column {missing} in {spec.source}: its cells are missing"]
+    assert spec.loaded is not None
     return DataSpec(
         settings={**chosen, "columns": columns, "kinds": kinds},
-        loaded=replace(done.loaded, table=table),
-        notes=(*done.notes, *renamed, *(notes if absent else ())),
+        loaded=replace(spec.loaded, table=table),
+        notes=(*spec.notes, *renamed, *(notes if absent else ())),
     )
 
 
@@ -176,22 +176,22 @@ def _stem_and_unit(name: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _check_cells(done: DataSpec) -> tuple[str, ...]:
+def _check_cells(spec: DataSpec) -> tuple[str, ...]:
     """Raise an error for numbers with another decimal sign or unit, or other dates, than the model
     was trained on; return warnings of numbers that may be shares instead of percent."""
     notes = []
-    spelled = {fold(name): name for name in done.table.column_names}
-    for name, kind in done.settings["kinds"].items():
+    spelled = {fold(name): name for name in spec.table.column_names}
+    for name, kind in spec.settings["kinds"].items():
         word, _, detail = str(kind).partition(" ")
         column = spelled.get(fold(name))
         if column is None or word not in (NUMBER, DATE) or (word == DATE and not order_of(detail)):
             continue
-        cells = done.table[column]
+        cells = spec.table[column]
         if pa.types.is_dictionary(cells.type):
             cells = cells.cast(cells.type.value_type)
         if pa.types.is_temporal(cells.type):
             continue
-        counts = read_cells_of(cells, missing_words(done.settings, done.loaded)).counts
+        counts = read_cells_of(cells, missing_words(spec.settings, spec.loaded)).counts
         if detail == PERCENT and (share := _may_be_share(counts)):
             notes.append(
                 f"warning: {column} in %: the model was trained on percentages, and cells such as"
@@ -202,14 +202,14 @@ def _check_cells(done: DataSpec) -> tuple[str, ...]:
         problem = ""
         if word == NUMBER:
             numbers = [divided[0] for cell in counts if (divided := number_and_unit(cell))]
-            problem = other_decimal_sign(numbers, done.settings.get("decimal") == ",")
+            problem = other_decimal_sign(numbers, spec.settings.get("decimal") == ",")
         problem_of = _other_unit if word == NUMBER else _other_date
         for cell in counts if detail and not problem else ():
             if fault := problem_of(cell, detail):
                 problem = f"{cell!r}, {fault}"
                 break
         if problem:
-            raise FusionZooError(f"{done.source}: column {column!r} holds {problem}")
+            raise FusionZooError(f"{spec.source}: column {column!r} holds {problem}")
     return tuple(notes)
 
 
@@ -245,32 +245,32 @@ def _other_date(cell: str, detail: str) -> str:
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
 
 
-def refuse_without_weights(done: DataSpec) -> None:
+def refuse_without_weights(spec: DataSpec) -> None:
     """Raise an error if a table to evaluate lacks the column of weights."""
-    name = done.settings.get("weight_column")
-    if done.loaded is None or name is None:
+    name = spec.settings.get("weight_column")
+    if spec.loaded is None or name is None:
         return
-    names = done.table.column_names
+    names = spec.table.column_names
     if fold(name) not in {fold(x) for x in names}:
         raise FusionZooError(
-            f"{done.source} has no column {name!r}{near_column(name, names)}, by which training"
+            f"{spec.source} has no column {name!r}{near_column(name, names)}, by which training"
             " was weighted: --data.weight_column names another, or none"
         )
 
 
 def refuse_without_labels(
-    done: DataSpec, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
+    spec: DataSpec, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raise an error if a table lacks the column of a target, or all labels in it.
 
     `stored` and `given` are the columns that the model and the user name, by role. A table of
     classes under another name, `target` or a declared one, needs neither.
     """
-    if done.loaded is None or done.settings.get("join"):
+    if spec.loaded is None or spec.settings.get("join"):
         return  # of joined tables, another one may have the labels
-    declared = read_declared(done.loaded.table, done.loaded.source)
+    declared = read_declared(spec.loaded.table, spec.loaded.source)
     has_classes = declared.has_target or declared.class_names
-    spelled = {fold(name): name for name in done.table.column_names}
+    spelled = {fold(name): name for name in spec.table.column_names}
     for target in targets:
         name = given.get(target) or stored.get(target) or (target if target != "target" else None)
         if not isinstance(name, str):
@@ -279,13 +279,13 @@ def refuse_without_labels(
         advice = "which holds the labels (--target names another; predict needs none)"
         if column is None and (target != "target" or target in given or not has_classes):
             hint = near_column(name, [*spelled.values()])
-            raise FusionZooError(f"{done.source} has no column {name!r}{hint}, {advice}")
-        if column is not None and not _has_cells(done, column):
-            raise FusionZooError(f"{done.source}: all cells are empty in {name!r}, {advice}")
+            raise FusionZooError(f"{spec.source} has no column {name!r}{hint}, {advice}")
+        if column is not None and not _has_cells(spec, column):
+            raise FusionZooError(f"{spec.source}: all cells are empty in {name!r}, {advice}")
 
 
-def _has_cells(done: DataSpec, column: str) -> bool:
-    cells = done.table[column]
+def _has_cells(spec: DataSpec, column: str) -> bool:
+    cells = spec.table[column]
     if not is_plain(cells.type):
         return cells.null_count < len(cells)
-    return bool(read_cells_of(cells, missing_words(done.settings, done.loaded)).counts)
+    return bool(read_cells_of(cells, missing_words(spec.settings, spec.loaded)).counts)

@@ -102,20 +102,20 @@ def complete(
     elif not infer_kinds:
         raise FusionZooError(f"--objective needs one target: --targets.{names[0]} regression")
     chosen["columns"] = columns
-    done = DataSpec(settings=chosen, loaded=loaded)
+    spec = DataSpec(settings=chosen, loaded=loaded)
     inferred = [name for name in names if name not in known]
-    done = _with_target_kinds(done, inferred) if infer_kinds else done
+    spec = _with_target_kinds(spec, inferred) if infer_kinds else spec
     for name in names if to_train else ():
-        _check_labels(name, done)
+        _check_labels(name, spec)
     notes = [
         _note_of_missing(chosen, loaded, name, count)
         for name, count in num_missing.items()
         if count
     ]
-    done = replace(done, notes=(*done.notes, *notes))
+    spec = replace(spec, notes=(*spec.notes, *notes))
     if any(role not in ROLES for role in columns) or chosen.get("arrays"):
-        return done
-    return _with_columns(done, names)
+        return spec
+    return _with_columns(spec, names)
 
 
 def _with_own_target(settings: dict[str, Any]) -> DataSpec:
@@ -189,13 +189,13 @@ def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
     return [spelled[fold(word)] for word in words]
 
 
-def _with_target_kinds(done: DataSpec, names: Sequence[str]) -> DataSpec:
+def _with_target_kinds(spec: DataSpec, names: Sequence[str]) -> DataSpec:
     """Add what the targets are, with the flag that changes it."""
-    chosen, table = dict(done.settings), done.table
+    chosen, table = dict(spec.settings), spec.table
     kinds: dict[str, str] = {}
     notes = []
     for name in names:
-        read_as = target_kind(name, table[name], missing_words(chosen, done.loaded))
+        read_as = target_kind(name, table[name], missing_words(chosen, spec.loaded))
         kinds[name] = read_as.kind
         if read_as.kind == "multilabel" and read_as.separator != ";":
             chosen.setdefault("label_separator", read_as.separator)
@@ -204,14 +204,14 @@ def _with_target_kinds(done: DataSpec, names: Sequence[str]) -> DataSpec:
         if read_as.cells:
             chosen["kinds"] = {name: read_as.cells, **(chosen.get("kinds") or {})}
         if read_as.missing:
-            chosen["na"] = [*missing_words(chosen, done.loaded), *read_as.missing]
+            chosen["na"] = [*missing_words(chosen, spec.loaded), *read_as.missing]
         others = [x for x in TARGET_WORDS if x != read_as.kind]
         what = TARGET_WORDS[read_as.kind] + read_as.cells.removeprefix(NUMBER)
         if read_as.kind == "multilabel" and not is_list(table[name].type):
             what += f" divided by {read_as.separator!r}"
         flag = f"--targets.{name} {', '.join(others[:-1])} or {others[-1]}"
         notes.append(f"target {name!r} holds {what} ({flag} changes that)")
-    return replace(done, settings=chosen, target_kinds=kinds, notes=(*done.notes, *notes))
+    return replace(spec, settings=chosen, target_kinds=kinds, notes=(*spec.notes, *notes))
 
 
 def _num_missing(settings: Mapping[str, Any], loaded: Loaded, name: str) -> int:
@@ -238,20 +238,20 @@ def _note_of_missing(settings: Mapping[str, Any], loaded: Loaded, name: str, cou
     return f"{note}: they are not trained on"
 
 
-def _check_labels(name: str, done: DataSpec) -> None:
+def _check_labels(name: str, spec: DataSpec) -> None:
     """Raise an error for a target that is empty, or has one value, or hardly two rows a class."""
-    column = done.table[name]
+    column = spec.table[name]
     if not len(column):
-        raise FusionZooError(f"{done.source} has no rows")
+        raise FusionZooError(f"{spec.source} has no rows")
     flat = pc.list_flatten(column) if is_list(column.type) else column
-    counts = read_cells_of(flat, missing_words(done.settings, done.loaded)).counts
+    counts = read_cells_of(flat, missing_words(spec.settings, spec.loaded)).counts
     if len(counts) < 2:
         problem = "has a single value" if counts else "is empty in all rows"
-        raise FusionZooError(f"{done.source}: the target {name!r} {problem}")
+        raise FusionZooError(f"{spec.source}: the target {name!r} {problem}")
     num_rows = counts.total()
-    is_class = done.target_kinds.get(name) == "classification"
+    is_class = spec.target_kinds.get(name) == "classification"
     if is_class and num_rows >= MANY and len(counts) > num_rows / 2:
-        problem = f"{done.source}: the target {name!r} has {len(counts):,} different values"
+        problem = f"{spec.source}: the target {name!r} has {len(counts):,} different values"
         advice = f"too many for classes: --targets.{name} regression"
         raise FusionZooError(f"{problem} in {num_rows:,} rows, {advice}")
 
@@ -262,62 +262,62 @@ def missing_words(settings: Mapping[str, Any], loaded: Loaded | None) -> list[st
     return TableSettings(na=settings.get("na")).missing_words(has_nulls)
 
 
-def _with_columns(done: DataSpec, targets: Sequence[str]) -> DataSpec:
+def _with_columns(spec: DataSpec, targets: Sequence[str]) -> DataSpec:
     """Add the settings that read every column as what it holds."""
-    chosen, table = _joined(done.settings, done.table), done.table
-    taken = _taken(chosen, done.loaded, targets)
+    chosen, table = _joined(spec.settings, spec.table), spec.table
+    taken = _taken(chosen, spec.loaded, targets)
     kinds = {fold(name): str(kind) for name, kind in (chosen.get("kinds") or {}).items()}
     known = {*map(fold, table.column_names), *map(fold, chosen["columns"])}
     for name in kinds if "join" not in chosen else ():
         if name not in known:
-            problem = f"{done.source} has no column {name!r} for --data.kinds"
+            problem = f"{spec.source} has no column {name!r} for --data.kinds"
             check_known(name, table.column_names, problem)
     free = [name for name in table.column_names if fold(name) and fold(name) not in taken]
-    assert done.loaded is not None
-    objects = done.loaded.memory
+    assert spec.loaded is not None
+    objects = spec.loaded.memory
     findings = [
         find_arrays(name, objects[name])
         if name in objects
-        else find_column(name, table[name], missing_words(chosen, done.loaded))
+        else find_column(name, table[name], missing_words(chosen, spec.loaded))
         for name in free
         if fold(name) not in kinds or is_cell_kind(kinds[fold(name)])
     ]
     findings = [
-        _with_dimensions(finding, done) if finding.kind == ARRAY else finding
+        _with_dimensions(finding, spec) if finding.kind == ARRAY else finding
         for finding in findings
     ]
     findings = [_as_told(finding, kinds, table) for finding in findings]
-    findings, group = _with_group(findings, chosen, done)
-    chosen = _explicit(chosen, findings, group, done)
+    findings, group = _with_group(findings, chosen, spec)
+    chosen = _explicit(chosen, findings, group, spec)
     if len(free) == len(findings) and not {*map(fold, table.column_names)} & {*KINDS}:
-        _check_inputs(chosen, findings, done)
-    warnings = list(_warnings(findings, table, done.target_kinds))
+        _check_inputs(chosen, findings, spec)
+    warnings = list(_warnings(findings, table, spec.target_kinds))
     by_name = {finding.name: finding for finding in findings}
     rows = [
         (name, "target", f"{TARGET_WORDS.get(kind, kind)}, {_count(table[name])}")
-        for name, kind in done.target_kinds.items()
+        for name, kind in spec.target_kinds.items()
     ]
     for name in table.column_names:
         if name in by_name:
             rows.append(_row(by_name[name]))
         elif fold(name) in NAMED and fold(name) in taken and name not in targets:
             rows.append(_row_by_name(name, table[name]))
-    return replace(done, settings=chosen, rows=tuple(rows), notes=(*done.notes, *warnings))
+    return replace(spec, settings=chosen, rows=tuple(rows), notes=(*spec.notes, *warnings))
 
 
 def _check_inputs(
-    settings: Mapping[str, Any], findings: Sequence[ColumnFinding], done: DataSpec
+    settings: Mapping[str, Any], findings: Sequence[ColumnFinding], spec: DataSpec
 ) -> None:
     """Raise an error that says why each column is left out, if none is an input."""
-    assert done.loaded is not None
+    assert spec.loaded is not None
     inputs = {role for role in settings["columns"] if role not in ROLES}
     inputs |= {name for name, kind in settings["kinds"].items() if not is_cell_kind(str(kind))}
-    if inputs or done.loaded.kinds or "join" in settings or not findings:
+    if inputs or spec.loaded.kinds or "join" in settings or not findings:
         return
     reasons = "; ".join(f"{x.name} ({_row(x)[1]}: {x.about})" for x in findings[:MANY])
     flag = f"--data.kinds.{shlex.quote(findings[0].name)}"
     raise FusionZooError(
-        f"{done.source} has no column to learn from: {reasons}; {flag} says what one holds instead"
+        f"{spec.source} has no column to learn from: {reasons}; {flag} says what one holds instead"
     )
 
 
@@ -337,14 +337,14 @@ def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence
     return {fold(name) for name in names} | (named_columns(settings) - cell_kinds)
 
 
-def _with_dimensions(finding: ColumnFinding, done: DataSpec) -> ColumnFinding:
+def _with_dimensions(finding: ColumnFinding, spec: DataSpec) -> ColumnFinding:
     """Return whether a column of arrays holds vectors or sequences, by the first of them."""
-    cell = next(x for x in done.table[finding.name].to_pylist() if x and x.strip())
-    top = Path((done.loaded and done.loaded.root) or "").resolve()
+    cell = next(x for x in spec.table[finding.name].to_pylist() if x and x.strip())
+    top = Path((spec.loaded and spec.loaded.root) or "").resolve()
     item = find_item(cell.strip(), top)
     assert item is not None
     problem = "its folder is another one"
-    if item.path.resolve().is_relative_to(top) or done.settings.get("allow_outside"):
+    if item.path.resolve().is_relative_to(top) or spec.settings.get("allow_outside"):
         try:
             num_dimensions = len(item.shape)
             kind = next((x for x, n in DIMENSIONS.items() if n == num_dimensions), OTHER)
@@ -375,10 +375,10 @@ def _as_told(finding: ColumnFinding, kinds: Mapping[str, str], table: pa.Table) 
 
 
 def _with_group(
-    findings: Sequence[ColumnFinding], settings: Mapping[str, Any], done: DataSpec
+    findings: Sequence[ColumnFinding], settings: Mapping[str, Any], spec: DataSpec
 ) -> tuple[list[ColumnFinding], str | None]:
     """Mark the column of groups, if one is named as such and its values recur."""
-    named, table = settings.get("group_column"), done.table
+    named, table = settings.get("group_column"), spec.table
     has_group = any(fold(name) == "group" for name in table.column_names)
     if named is not None or has_group:
         return list(findings), named
@@ -386,7 +386,7 @@ def _with_group(
         is_code = finding.kind.partition(" ")[0] in (NUMBER, CATEGORY, ID)
         if not is_code or not is_group_name(finding.name):
             continue
-        cells = read_cells_of(table[finding.name], missing_words(settings, done.loaded))
+        cells = read_cells_of(table[finding.name], missing_words(settings, spec.loaded))
         if may_group(cells):
             about = f"{len(cells.counts):,} groups, each in one split (--group none: an input)"
             marked = [*findings]
@@ -399,10 +399,10 @@ def _explicit(
     settings: Mapping[str, Any],
     findings: Sequence[ColumnFinding],
     group: str | None,
-    done: DataSpec,
+    spec: DataSpec,
 ) -> dict[str, Any]:
     """Return settings that say what each column is."""
-    table = done.table
+    table = spec.table
     columns, kinds = dict(settings["columns"]), dict(settings.get("kinds") or {})
     tabular = [x for x in findings if x.kind.partition(" ")[0] in (NUMBER, DATE, CATEGORY)]
     if tabular:
@@ -423,7 +423,7 @@ def _explicit(
     ids = [name for name in ids if len(table[name].unique()) == len(table)]
     if ids and "id" not in columns and not any(fold(x) == "id" for x in table.column_names):
         columns["id"] = ids[0]
-    declared = read_declared(table, done.source)
+    declared = read_declared(table, spec.source)
     if declared.target:  # of views: a DataFrame of the same columns declares nothing
         kinds = {**declared.kinds, **kinds}
     chosen = {**settings, "columns": columns, "kinds": kinds}
@@ -433,7 +433,7 @@ def _explicit(
         chosen.setdefault("decimal", ",")
     missing = sorted({word for x in tabular for word in x.missing})
     if missing:
-        chosen["na"] = [*missing_words(settings, done.loaded), *missing]
+        chosen["na"] = [*missing_words(settings, spec.loaded), *missing]
     return chosen
 
 
@@ -516,8 +516,8 @@ def _source(settings: dict[str, Any], loaded: Loaded, on: Any) -> dict[str, Any]
     names = {fold(name) for name in loaded.table.column_names}
     if any(role not in ROLES for role in columns) or settings.get("arrays") or names & {*KINDS}:
         return settings
-    done = DataSpec(settings={**settings, "columns": columns, "on": on}, loaded=loaded)
-    completed = dict(_with_columns(done, ()).settings)
+    spec = DataSpec(settings={**settings, "columns": columns, "on": on}, loaded=loaded)
+    completed = dict(_with_columns(spec, ()).settings)
     del completed["on"]
     return completed
 

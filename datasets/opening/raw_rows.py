@@ -51,14 +51,14 @@ def open_rows(rows: Any, stored: Mapping[str, Any], modalities: Mapping[str, str
     described.pop("weight_column", None)
     loaded = _without_roles(read_objects(TableSettings(root=rows)), described)
     settings = {"name": TABLE, "root": loaded}
-    done = complete_for_model(settings, described)
-    for note in done.notes:
+    spec = complete_for_model(settings, described)
+    for note in spec.notes:
         if not note.startswith(AS_TRAINED):
             print(note)
-    assert done.loaded is not None
-    of_table = TableSettings.of({**done.settings, "targets": {}, "allow_outside": True})
+    assert spec.loaded is not None
+    of_table = TableSettings.of({**spec.settings, "targets": {}, "allow_outside": True})
     # Not by way of the registry, whose checks take longer than a row.
-    dataset = open_table(done.loaded, of_table)
+    dataset = open_table(spec.loaded, of_table)
     names = [name for name in dataset.modalities if name in modalities]
     if not names:
         raise FusionZooError(f"the model reads {', '.join(modalities)}, which the rows do not have")

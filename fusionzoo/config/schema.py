@@ -187,8 +187,8 @@ class RunConfig:
     target: str | list[str] = option("", TARGET)
     encoders: dict[str, Tree] = option({}, "modality -> encoder; empty = the data set's default")
     fusion: Tree = option({"name": "gmu"}, "fusion and its settings: `fusionzoo zoo`")
-    balance: str | list[str] = option("", "balancing strategies: `ogm_ge,modality_dropout`")
-    balance_settings: dict[str, Tree] = option({}, "balancing strategy -> its settings")
+    balance: str | list[str] = option("", "training strategies: `ogm_ge,modality_dropout`")
+    balance_settings: dict[str, Tree] = option({}, "training strategy -> its settings")
     matryoshka: str | int | list[int] = option(
         "", "also train the first entries of the vectors, `64,128`, for `embed.py --matryoshka`"
     )

@@ -39,12 +39,12 @@ def complete_run(cfg: R, data: DataSpec | None = None) -> tuple[R, DataSpec]:
         settings = check_splits(cfg, settings)
         splits = [word for word in split_words(cfg) if not is_split_file(word)]
     known, infer_kinds = tuple(cfg.targets), cfg.objective == CLASSIFICATION
-    found = complete(
+    spec = complete(
         settings, cfg.target, known=known, infer_kinds=infer_kinds, to_train=True, splits=splits
     )
-    found = replace(found, is_complete=True)
-    cfg = with_targets(cfg, found)
-    return (cfg if found.is_in_memory else replace(cfg, data=found.settings)), found
+    spec = replace(spec, is_complete=True)
+    cfg = with_targets(cfg, spec)
+    return (cfg if spec.is_in_memory else replace(cfg, data=spec.settings)), spec
 
 
 def check_splits(cfg: BenchmarkConfig, data: dict[str, Any]) -> dict[str, Any]:
@@ -93,20 +93,20 @@ def complete_data(data: DataSpec, target: str | Sequence[str] = ()) -> DataSpec:
     """Return the data of a command that does not train, with explicit settings."""
     if required(data).dataset is not None:
         return data
-    found = complete(data.settings, target)
-    kinds = found.target_kinds
-    if found.has_one_target:
+    spec = complete(data.settings, target)
+    kinds = spec.target_kinds
+    if spec.has_one_target:
         kinds = {"target": next(iter(kinds.values()))}
     if not kinds or kinds == {"target": "classification"}:
-        return found
-    return replace(found, settings={**found.settings, "targets": kinds})
+        return spec
+    return replace(spec, settings={**spec.settings, "targets": kinds})
 
 
-def with_targets(cfg: R, found: DataSpec) -> R:
+def with_targets(cfg: R, spec: DataSpec) -> R:
     """Return `cfg` with the objective of each target that was found out."""
-    kinds = found.target_kinds
+    kinds = spec.target_kinds
     cfg = replace(cfg, target="")
-    if found.has_one_target and not cfg.targets:
+    if spec.has_one_target and not cfg.targets:
         return replace(cfg, objective={"name": next(iter(kinds.values()))})
     if not kinds:
         return cfg

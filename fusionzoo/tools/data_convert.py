@@ -83,9 +83,9 @@ def _convert(cfg: ConvertConfig) -> int:
         print(f"wrote   {converted.manifest}")
         print(f"next    {command_line('train')} {converted.manifest}")
         return 0
-    done = complete_data(DataSpec(settings=cfg.data), cfg.target)
-    done.show()
-    settings = done.settings
+    spec = complete_data(DataSpec(settings=cfg.data), cfg.target)
+    spec.show()
+    settings = spec.settings
     options = {name: getattr(cfg, name) for name in ("format", "prepare", "shard_mb")}
     written = convert(settings, cfg.out, **options, progress=True)
     resumed = f", {written.resumed} of them there already" if written.resumed else ""

@@ -37,7 +37,7 @@ def param_groups(
     """Put every trainable parameter in exactly one named group: `image`, `image/no_decay`, ...
 
     With `layer_decay` each layer has a group: `image/layer3`, `image/layer3/no_decay`. `heads` are
-    the unimodal heads (group `unimodal`), `balance` the parameters of balancing strategies; both
+    the unimodal heads (group `unimodal`), `balance` the parameters of training strategies; both
     use the base rate; a strategy with an `lr_scale` has a group of its own at that multiple of it.
     Norms, biases, other vectors and what a timm model lists have no weight decay.
     """

@@ -200,6 +200,6 @@ def _settings(cfg: CheckConfig | ShowConfig) -> Tree:
     from fusionzoo.inputs.command import complete_data
 
     load_plugins(cfg.plugins)
-    done = complete_data(DataSpec(settings=cfg.data), cfg.target)
-    done.show()
-    return done.settings
+    spec = complete_data(DataSpec(settings=cfg.data), cfg.target)
+    spec.show()
+    return spec.settings
