@@ -58,7 +58,7 @@ def recipe(name: str, *code: str) -> Table:
 def balance(name: str, imbalance: str) -> Table:
     """Describe the table of training strategies under one imbalance."""
     command = f"python perf/balance.py --imbalance {imbalance}"
-    code = ("perf/balance.py", *TRAINING, *SHARED)
+    code = ("perf/balance.py", "perf/situations.py", *TRAINING, *SHARED)
     return Table(f"{name}.csv", command, code, "runs/balance.jsonl")
 
 
@@ -92,7 +92,7 @@ TABLES = (
         ("perf/authors.py", "perf/_authors", "fusion", "fusionzoo/training/balance"),
     ),
     script("coverage", ("fusionzoo/evaluation/statistics.py",)),
-    script("default", (*TRAINING, "encoders/tabular.py")),
+    script("default", ("perf/_autogluon_fit.py", *TRAINING, "encoders/tabular.py")),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
     script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
@@ -116,7 +116,7 @@ TABLES = (
     Table(
         "startup.csv", "python perf/startup.py", ("perf/startup.py", "fusionzoo/cli.py", *READING)
     ),
-    script("which", BENCHMARK, "runs/which"),
+    script("which", ("perf/situations.py", *BENCHMARK), "runs/which"),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     Table(
