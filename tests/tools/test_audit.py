@@ -590,24 +590,18 @@ def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
     assert "None" not in re.sub(r"base64,[^\"]*", "", page)
 
 
-@pytest.mark.parametrize("suffix", ["html", "png"])
-def test_a_contact_sheet_shows_samples_of_each_class(suffix: str, tmp_path: Path) -> None:
-    out = tmp_path / f"sheet.{suffix}"
+def test_a_contact_sheet_shows_samples_of_each_class(tmp_path: Path) -> None:
+    out = tmp_path / "sheet.html"
     assert main(["data", "show", "digits", "--n", "10", "--out", str(out)]) == 0
-    if suffix == "png":
-        with Image.open(out) as image:
-            assert image.width > 3 * 280
-            assert len(np.unique(np.asarray(image).reshape(-1, 3), axis=0)) > 50
-    else:
-        page = out.read_text(encoding="utf-8")
-        assert page.count('<article class="sample">') == 10
-        assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
-        assert page.count("data:image/") == page.count('class="wave"') == 10
+    page = out.read_text(encoding="utf-8")
+    assert page.count('<article class="sample">') == 10
+    assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
+    assert page.count("data:image/") == page.count('class="wave"') == 10
 
 
 def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "a.html")]
     assert main(["data", "show", str(planted[0]), "--n", "400", *out]) == 0
     assert "cannot be decoded" in (tmp_path / "a.html").read_text(encoding="utf-8")
-    with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
-        write_contact_sheet(planted[2].scan, [0], tmp_path / "sheet.pdf")
+    with pytest.raises(FusionZooError, match=r"a contact sheet is a .html file"):
+        write_contact_sheet(planted[2].scan, [0], tmp_path / "sheet.png")

@@ -136,7 +136,7 @@ class ShowConfig:
     plugins: str | list[str] = option("", PLUGINS)
     n: Count = option(9, "number of samples")
     seed: int = option(0, "seed of the choice of samples")
-    out: str = option("sheet.html", "file to write, .html or .png")
+    out: str = option("sheet.html", "page to write")
 
 
 def check_command(args: Sequence[str]) -> int:
