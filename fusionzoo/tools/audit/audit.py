@@ -27,7 +27,6 @@ from .checks import (
     class_table,
     encoding_damage,
     label_in_text,
-    length_tables,
     missing_rates,
     near_empty_text,
     orphan_files,
@@ -42,8 +41,6 @@ from .scan import (
     SEVERITIES,
     AuditReport,
     Check,
-    Describe,
-    Finding,
     ScannedData,
     counted,
     scan_values,
@@ -55,7 +52,6 @@ CHECKS: tuple[Check, ...] = (
     *(missing_rates, class_balance, silent, blank, near_empty_text, encoding_damage),
     orphan_files,
 )
-FACTS: tuple[Describe, ...] = (class_table, length_tables)
 CHECK_HELP = """
 Check a data set: `fusionzoo data check my.csv --target label --html audit.html`.
 
@@ -89,14 +85,11 @@ def audit(
     names are looked for only with the settings of a manifest or a class folder.
     """
     start = time.perf_counter()
-    seconds: dict[str, float] = {}
     if isinstance(data, PairedDataset):
         dataset, refusals, root, name = data, list[Refusal](), "", ""
     else:
         dataset, refusals = open_leniently(data)
         name, root = str(data["name"]), str(data.get("root", ""))
-    seconds["open"] = time.perf_counter() - start
-    start = time.perf_counter()
     scan = ScannedData(
         dataset=dataset,
         refusals=refusals,
@@ -104,15 +97,10 @@ def audit(
         files_are_listed=bool(name) and DATASETS[name].family == "format",
         manifest=root if name == "manifest" else "",
     )
-    seconds["decode and measure"] = time.perf_counter() - start
-    findings: list[Finding] = []
-    for check in CHECKS:
-        start = time.perf_counter()
-        findings += check(scan)
-        seconds[check.__name__] = time.perf_counter() - start
+    findings = [finding for check in CHECKS for finding in check(scan)]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    facts = [table for describe in FACTS for table in describe(scan)]
-    return AuditReport(scan=scan, findings=findings, facts=facts, seconds=seconds)
+    seconds = time.perf_counter() - start
+    return AuditReport(scan=scan, findings=findings, classes=class_table(scan), seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +169,8 @@ def print_report(report: AuditReport) -> None:
         print_table(f"Findings in {dataset.source}", header, rows)
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "fit" if report.fit else f"not fit: {counted(errors, 'error')}"
-    seconds = sum(report.seconds.values())
-    print(f"{dataset.source}: {len(dataset):,} samples, {verdict} (checked in {seconds:.1f} s)")
+    checked = f"checked in {report.seconds:.1f} s"
+    print(f"{dataset.source}: {len(dataset):,} samples, {verdict} ({checked})")
 
 
 def _show(cfg: ShowConfig) -> int:

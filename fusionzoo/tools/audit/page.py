@@ -35,8 +35,6 @@ def write_report(report: AuditReport, path: Path) -> None:
         counts=counts,
         splits=[(name or "no split", sizes[name]) for name in splits],
         findings=[_finding(report, finding) for finding in report.findings],
-        facts=[_with_bars(table) for table in report.facts],
-        seconds=sum(report.seconds.values()),
         version=__version__,
     )
     write_text(path, page)
@@ -69,15 +67,6 @@ def _sample(
         "detail": detail,
         "previews": show_sample(scan.dataset, row, names),
     }
-
-
-def _with_bars(table: Any) -> dict[str, Any]:
-    """Add the length of each bar, in per cent, to a histogram."""
-    bars: list[float] = []
-    if table.header == ("range", "values"):
-        counts = [int(count.replace(",", "")) for _, count in table.rows]
-        bars = [100 * count / max(counts) for count in counts]
-    return {"title": table.title, "header": table.header, "rows": table.rows, "bars": bars}
 
 
 def pick_rows(scan: ScannedData, number: int, seed: int) -> list[int]:
