@@ -38,8 +38,6 @@ class Explanation:
     errors: dict[str, float]  # their standard errors, 0 where they are exact
     without: dict[str, Any]  # the answer without each modality that the sample has
     parts: dict[str, list[PartEffect]] = field(default_factory=dict)
-    passes: dict[str, int] = field(default_factory=dict)  # rows run through fusion and encoders
-    seconds: float = 0.0
 
     @property
     def decisive(self) -> str:
@@ -161,7 +159,7 @@ class Explanations(Sequence[Explanation]):
             rows=rows,
             bars=[100 * size / (max(sizes) or 1) for size in sizes],
             methods=self.methods,
-            notes=[*self.notes, cost_note(self)],
+            notes=self.notes,
             cards=cards,
             version=__version__,
         )
@@ -232,19 +230,3 @@ def summary_rows(explanations: Explanations) -> tuple[list[str], list[list[str]]
         for name, size in summary.mean_size.items()
     ]
     return header, rows
-
-
-def cost_note(explanations: Explanations) -> str:
-    """Say what one explanation costs, with the parts and without."""
-    texts = []
-    for rows, what in (
-        ([x for x in explanations if not x.parts], "by modality"),
-        ([x for x in explanations if x.parts], "by modality and parts"),
-    ):
-        if rows:
-            names = dict.fromkeys(name for row in rows for name in row.passes)
-            means = {n: sum(x.passes.get(n, 0) for x in rows) / len(rows) for n in names}
-            runs = ", ".join(f"{name} {count:,.0f}" for name, count in means.items())
-            seconds = sum(x.seconds for x in rows) / len(rows)
-            texts.append(f"{what} {seconds:.3f} s ({runs} rows)")
-    return f"cost per sample: {'; '.join(texts)}"
