@@ -269,18 +269,12 @@ class Tracker:
         self.log(step, "step", metrics)
 
     def log_epoch(
-        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
+        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks
     ) -> None:
-        """Record an epoch and print one line with its leading metric; `rows` were learned from so
-        far."""
+        """Record an epoch and print one line with its leading metric."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         leading = tasks.leading
-        if shares := utilisation(val, leading, tasks.higher):
-            figures["utilisation"] = shares
         self.log(state.step, "epoch", figures)
-        if self.busy:
-            waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
-            self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
         unimodal = [
             f"{m} {metrics[leading]:.3f}"
             for m, metrics in val.get("unimodal", {}).items()
@@ -352,17 +346,6 @@ def peak_memory(device: torch.device) -> int:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
-    """Return the ratio of each unimodal head's metric to the fusion's; 1: equally good."""
-    ratios, fusion_value = {}, val.get(leading)
-    for name, metrics in val.get("unimodal", {}).items():
-        pair = (metrics.get(leading), fusion_value)
-        numerator, denominator = pair if higher else pair[::-1]  # of an error, less is better
-        if denominator and numerator is not None:
-            ratios[name] = numerator / denominator
-    return ratios
 
 
 def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:

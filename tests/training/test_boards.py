@@ -10,7 +10,7 @@ import pytest
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.checkpoint import State
-from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger, utilisation
+from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
 
@@ -88,12 +88,6 @@ def test_a_board_that_does_not_open_is_one_line(
     monkeypatch.setitem(LOGGERS, "wandb", refuse)
     with pytest.raises(FusionZooError, match="--log wandb: no key; --log none goes without"):
         open_logger("wandb", tmp_path, 0)
-
-
-def test_utilisation_is_the_share_that_a_modality_reaches_alone() -> None:
-    val = {"accuracy": 0.8, "mae": 2.0, "unimodal": {"a": {"accuracy": 0.4, "mae": 8.0}, "b": {}}}
-    assert utilisation(val, "accuracy", higher=True) == {"a": 0.5}
-    assert utilisation(val, "mae", higher=False) == {"a": 0.25}
 
 
 @pytest.mark.slow

@@ -520,6 +520,6 @@ def test_progress_says_loss_rate_memory_epoch_and_metric() -> None:
     assert re.fullmatch(r"loss 0\.500, lr 1\.0e-03, memory \d+\.\d GB", tracker.bar.postfix)
     val: dict[str, Any] = {"loss": 0.4, "accuracy": 0.75, "unimodal": {}}
     tasks: Any = SimpleNamespace(leading="accuracy", higher=True)
-    tracker.log_epoch(State(evaluated=2), 0.5, val, tasks, rows=10)
+    tracker.log_epoch(State(evaluated=2), 0.5, val, tasks)
     assert tracker.bar.postfix.endswith("GB, epoch 2, val accuracy 0.750")
     tracker.close()
