@@ -119,29 +119,10 @@ class MLflow:
         self.client.set_terminated(self.run)
 
 
-class Trackio:
-    """Trackio, on this machine unless its environment variables say otherwise."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").absolute()))
-        import trackio
-
-        self.trackio = trackio
-        name = _key(folder, "trackio", lambda: folder.name)
-        trackio.init(project=PROJECT, name=name, resume="allow", embed=False)
-
-    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
-        self.trackio.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self.trackio.finish()
-
-
 LOGGERS: dict[str, Any] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
-    "trackio": Trackio,
 }
 
 
