@@ -17,9 +17,7 @@ EXAMPLE = Path(__file__).with_name("example.template.py")
 OF_FUNCTIONS = {"datetime", "math", "re"}  # modules that only some functions of the example use
 
 
-def write_preprocess(
-    model: FusionModel, folder: Path, inputs: Collection[str], *, split: bool
-) -> dict[str, Any]:
+def write_preprocess(model: FusionModel, folder: Path, inputs: Collection[str]) -> dict[str, Any]:
     """Write preprocess.json and the files it names; return its contents."""
     modalities = {}
     for name, encoder in model.named_encoders():
@@ -27,10 +25,9 @@ def write_preprocess(
             "kind": encoder.kind,
             "inputs": [x for x in inputs if x.startswith(f"{name}.")],
             "one_length": encoder.one_length,
-            "width": encoder.dim,
             "processor": describe(encoder, folder / name, model.data_settings),
         }
-    about = {"format": FORMAT, "split": split, "modalities": modalities}
+    about = {"format": FORMAT, "modalities": modalities}
     write_json(folder / PREPROCESS, about)
     return about
 
@@ -60,10 +57,10 @@ def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
 
 
 def write_example(about: Mapping[str, Any], decode: list[dict[str, Any]], folder: Path) -> None:
-    """Write example.py with the functions that this model needs; none for a processor of one's own
-    or a model in parts."""
+    """Write example.py with the functions that this model needs; none for a processor of one's
+    own."""
     processors = [x["processor"] for x in about["modalities"].values()]
-    if about["split"] or any(x["by"] == OWN for x in processors):
+    if any(x["by"] == OWN for x in processors):
         return
     needed = {x["by"] for x in processors} | {x["kind"] for x in decode}
     facts = {
