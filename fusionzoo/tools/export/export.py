@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,11 +25,10 @@ from fusionzoo.training.report import Run
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace
-from .runtime import MODEL, PREPROCESS
+from .runtime import MODEL
 from .web import check_web, fetch_packages, page_template, write_page
 
 PROGRAM = "model.pt2"
-MOST_SHOWN = 8  # numbers of a vector in the command that is printed
 HELP = """
 Write a model for other runtimes: `fusionzoo export runs/a --format onnx --out exported`.
 
@@ -81,41 +78,13 @@ def _export_and_print(cfg: ExportConfig) -> int:
         " rows and lengths"
     )
     if (written.folder / "example.py").is_file():
-        print(f"next    python {written.folder / 'example.py'} {_arguments(written.folder)}")
+        values = " ".join(f"{name}=..." for name in model.modalities)
+        print(f"next    python {written.folder / 'example.py'} {values}")
     if cfg.web:
         print(
             f"page    python -m http.server --directory {cfg.web}    (any server of static files)"
         )
     return 0
-
-
-def _arguments(folder: Path) -> str:
-    """Return arguments of the example: cells and numbers that it reads, and names of files."""
-    about = json.loads((folder / PREPROCESS).read_text(encoding="utf-8"))
-    return " ".join(
-        f"{name}={_argument(x['processor'])}" for name, x in about["modalities"].items()
-    )
-
-
-def _argument(by: Mapping[str, Any]) -> str:
-    if by["by"] in ("vector", "sequence"):
-        zeros: list[Any] = [0] * by["width"]
-        value = json.dumps(zeros if by["by"] == "vector" else [zeros])
-        return f"'{value}'" if by["width"] <= MOST_SHOWN else '"$(cat numbers.json)"'
-    if by["by"] != "tabular":
-        return {"image": "cat.png", "wave": "cat.ogg"}.get(by["by"], '"a cat"')
-    columns = {x["name"]: x for x in by["columns"]}
-    cells = {x["name"]: _cell(x, columns.get(x["name"], {})) for x in by["cells"]}
-    return shlex.quote(json.dumps(cells, ensure_ascii=False))
-
-
-def _cell(cell: Mapping[str, Any], column: Mapping[str, Any]) -> Any:
-    """Return a cell that a column may hold."""
-    if "patterns" in cell:
-        return 44_000 if ["serial"] in [names for _, names in cell["patterns"]] else "2021-02-03"
-    return (
-        next(iter(column["values"]), None) if "values" in column else float(f"{column['mean']:.4g}")
-    )
 
 
 @keyword_errors
