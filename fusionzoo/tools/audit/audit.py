@@ -76,9 +76,7 @@ def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Ref
     return dataset, refusals
 
 
-def audit(
-    data: PairedDataset | Mapping[str, Any], *, threads: int | None = None, progress: bool = False
-) -> AuditReport:
+def audit(data: PairedDataset | Mapping[str, Any], *, progress: bool = False) -> AuditReport:
     """Check a data set, or the data set of settings such as `{"name": "digits"}`.
 
     A `PairedDataset` was opened without errors, so nothing in it is refused. Files that no sample
@@ -93,7 +91,7 @@ def audit(
     scan = ScannedData(
         dataset=dataset,
         refusals=refusals,
-        values=scan_values(dataset, threads=threads, progress=progress),
+        values=scan_values(dataset, progress=progress),
         files_are_listed=bool(name) and DATASETS[name].family == "format",
         manifest=root if name == "manifest" else "",
     )
@@ -112,7 +110,6 @@ class CheckConfig:
     plugins: str | list[str] = option("", PLUGINS)
     json: str = option("", "file for the findings, with every row")
     html: str = option("", "file for a page with the findings and samples of each")
-    threads: Count | None = option(None, "that decode values; none = chosen by cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +137,7 @@ def show_command(args: Sequence[str]) -> int:
 def _check(cfg: CheckConfig) -> int:
     from .page import write_report
 
-    report = audit(_settings(cfg), threads=cfg.threads, progress=True)
+    report = audit(_settings(cfg), progress=True)
     print_report(report)
     if cfg.json:
         write_json(Path(cfg.json), report.to_dict())

@@ -280,15 +280,12 @@ def _are_numbers(names: NDArray[np.str_], num_labels: int) -> bool:
     return bool((numbers % 1 != 0).any()) or len(names) > max(20, num_labels / 3)
 
 
-def scan_values(
-    dataset: PairedDataset, *, threads: int | None = None, progress: bool = True
-) -> dict[str, Values]:
+def scan_values(dataset: PairedDataset, *, progress: bool = True) -> dict[str, Values]:
     """Decode and measure every value of the samples; show a progress bar with rate and ETA."""
     present = dataset.present.numpy()
     rows = dataset.rows.numpy()
     bar = progress_bar(total=int(present.sum()), unit="value", disable=not progress)
-    workers = threads or min(8, os.cpu_count() or 1)
-    with bar, ThreadPoolExecutor(workers) as pool:
+    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return {
             name: _scan_modality(dataset, name, rows[present[:, column]], pool, bar.update)
             for column, name in enumerate(dataset.modalities)
