@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -214,9 +213,7 @@ class Tracker:
             rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
             same = len(set(rates.values())) == 1
             rates = {"lr": next(iter(rates.values()))} if same else rates
-            used = peak_memory(self.world.device)
-            memory = {"memory": f"{used / 1e9:.1f} GB"} if used else {}
-            self._show({"loss": f"{figures['loss']:.3f}", **rates, **memory})
+            self._show({"loss": f"{figures['loss']:.3f}", **rates})
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         self._send(step, dict(_flat(figures, event)))
@@ -314,19 +311,6 @@ def environment(world: World) -> dict[str, Any]:
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that a run had so far: of a CUDA device's memory, else of this
-    process; 0 where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
 
 
 def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:
