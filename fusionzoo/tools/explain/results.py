@@ -69,7 +69,6 @@ class ModalitySummary:
     mean_size: dict[str, float]  # mean of |Shapley value|
     decides: dict[str, float]  # share of samples where the modality has the largest |Shapley value|
     changes: dict[str, float]  # share of samples with it whose answer is another one without it
-    present: dict[str, float]  # share of samples that have it
 
 
 class Explanations(Sequence[Explanation]):
@@ -108,7 +107,6 @@ class Explanations(Sequence[Explanation]):
                 name: sum(name in row.changed_without for row in rows) / max(1, len(rows))
                 for name, rows in with_it.items()
             },
-            present={name: len(rows) / count for name, rows in with_it.items()},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,8 +221,8 @@ def describe(answer: Any) -> str:
 def summary_rows(explanations: Explanations) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the summary's table."""
     summary = explanations.summary
-    header = ["modality", "mean |Shapley|", "decides", "changes the answer", "present"]
-    shares = (summary.decides, summary.changes, summary.present)
+    header = ["modality", "mean |Shapley|", "decides", "changes the answer"]
+    shares = (summary.decides, summary.changes)
     rows = [
         [name, f"{size:.3f}", *(f"{share[name]:.1%}" for share in shares)]
         for name, size in summary.mean_size.items()
