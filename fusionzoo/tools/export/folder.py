@@ -39,16 +39,9 @@ def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
     first = 0
     for target in targets:
         last = first + target.width
-        facts: dict[str, Any] = {
-            "mean": target.mean,
-            "deviation": target.deviation,
-            "first": first,
-            "last": last,
-        }
-        kind = target.standard_kind()
-        if model.calibration is not None and model.calibration.targets[target.name].thresholds:
-            facts["thresholds"] = model.calibration.targets[target.name].thresholds
-        decode.append({"name": target.name, "kind": kind, "classes": list(target.classes), **facts})
+        entry: dict[str, Any] = {"name": target.name, "kind": target.standard_kind()}
+        entry |= {"classes": list(target.classes), "first": first, "last": last}
+        decode.append(entry | {"mean": target.mean, "deviation": target.deviation})
         first = last
     specs = None if model.targets is None else [{"spec": x.spec} for x in model.targets]
     contents = {"format": FORMAT, "classes": model.classes, "targets": specs, "decode": decode}
