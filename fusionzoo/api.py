@@ -193,19 +193,16 @@ def _embed(cfg: EmbedConfig, model: FusionModel | None, data: DataSpec) -> Path:
 
 
 @keyword_errors
-def analyse(data: Data, model: Model | None = None, **settings: Any) -> Analysis:
+def analyse(data: Data, **settings: Any) -> Analysis:
     """Return what data needs of a fusion: `analyse("my.csv").advice`.
 
-    Redundancy, uniqueness and synergy of the modalities, in bits (`.pairs`); with a `model` how
-    much of its score needs interactions (`.emap`). Further settings are those of `fusionzoo
-    analyse`: `encoders`, `folds`, `clusters`, `split`, `samples`, `device`, ...
+    Redundancy, uniqueness and synergy of the modalities, in bits (`.pairs`). Settings are those of
+    `fusionzoo analyse`: `encoders`, `folds`, `clusters`, `device`, ...
     """
     from fusionzoo.tools.analyse import AnalyseConfig
     from fusionzoo.tools.analyse import analyse as run
 
-    path = "" if model is None else _path_of(model)
-    cfg, spec = configure(AnalyseConfig, data, {**settings, "model": path})
-    return run(cfg, None if model is None else _loaded(model), spec)
+    return run(*configure(AnalyseConfig, data, settings))
 
 
 def _path_of(model: Model) -> str:

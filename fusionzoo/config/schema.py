@@ -203,7 +203,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
-    log: Literal["tensorboard", "wandb", "mlflow", "trackio", "none"] = option(
+    log: Literal["tensorboard", "wandb", "mlflow", "none"] = option(
         "none", "experiment logger; with torchrun: torchrun ... -- train.py --log ..."
     )
     seed: int = option(0, "seed of weights, order, dropout and augmentation")

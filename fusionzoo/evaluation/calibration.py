@@ -61,14 +61,11 @@ def calibration(logits: Tensor, target: Tensor, weights: Tensor | None = None) -
     bins = reliability(probabilities, target, weights)
     gaps = (bins.confidence - bins.accuracy).abs()
     one_hot = F.one_hot(target, logits.shape[-1])
-    if weights is None:
-        nll = F.cross_entropy(logits.double(), target)
-    else:
-        nll = row_mean(F.cross_entropy(logits.double(), target, reduction="none"), weights)
+    losses = F.cross_entropy(logits.double(), target, reduction="none")
     return {
         "ece": float((gaps * bins.size).sum() / bins.size.sum()),
         "brier": float(row_mean(((probabilities - one_hot) ** 2).sum(-1), weights)),
-        "nll": float(nll),
+        "nll": float(row_mean(losses, weights)),
     }
 
 

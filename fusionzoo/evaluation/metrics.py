@@ -193,12 +193,9 @@ def multilabel_macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None =
     As scikit-learn's with `zero_division=nan`.
     """
     predicted, true = logits > 0, target.bool()
-    if weights is None:
-        counts = predicted.sum(0) + true.sum(0)
-        f1 = 2 * (predicted & true).sum(0).double() / counts.clamp(min=1)
-    else:
-        counts = weights @ predicted.double() + weights @ true.double()
-        f1 = 2 * (weights @ (predicted & true).double()) / torch.where(counts > 0, counts, 1)
+    weights = logits.new_ones(len(logits), dtype=torch.float64) if weights is None else weights
+    counts = weights @ predicted.double() + weights @ true.double()
+    f1 = 2 * (weights @ (predicted & true).double()) / torch.where(counts > 0, counts, 1)
     return f1[counts > 0].mean().item() if counts.any() else 1.0
 
 
@@ -277,16 +274,14 @@ def spearman(prediction: Tensor, target: Tensor, weights: Tensor | None = None) 
 
     A row of weight 2 counts as two equal rows, in the ranks and in the correlation of the ranks.
     """
-    from scipy.stats import spearmanr
+    counts = target.new_ones(len(target), dtype=torch.float64) if weights is None else weights
 
     def correlation(p: Tensor, t: Tensor) -> float:
         if not (p != p[0]).any():
             return 0.0
-        if weights is None:
-            return float(spearmanr(p, t).statistic)
-        ranks = torch.stack([_weighted_ranks(x, weights) for x in (p, t)])
-        centred = ranks - row_mean(ranks.T, weights)[:, None]
-        products = (centred * weights) @ centred.T
+        ranks = torch.stack([_weighted_ranks(x, counts) for x in (p, t)])
+        centred = ranks - row_mean(ranks.T, counts)[:, None]
+        products = (centred * counts) @ centred.T
         return (products[0, 1] / (products[0, 0] * products[1, 1]).sqrt()).item()
 
     return _mean_where_varied(correlation, prediction, target)

@@ -1,21 +1,17 @@
-"""Redundancy, uniqueness and synergy of modalities, over folds; EMAP of a model."""
+"""Redundancy, uniqueness and synergy of modalities, over folds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.fusion import Fusion
-from fusionzoo.structures import Features, evaluating
 
 Table = NDArray[np.float64]
 ROUNDS = 300  # of the search for q
@@ -32,10 +28,6 @@ MORE = 0.1  # share by which a probe knows more than a source's parts, from whic
 FEWEST = 20  # samples of a fold that have both sources
 Sources = tuple[tuple[str, ...], tuple[str, ...]]  # modalities of the first and the second
 Estimate = tuple[NDArray[np.float64], NDArray[np.float64], tuple[int, ...], int]
-CHUNK = 4096  # rows of a pass of the fusion
-# Logits (R, K) of R samples put together from rows of each modality, (R,) each.
-Logits = Callable[[Sequence[NDArray[np.int64]]], Tensor]
-JACKKNIFE_BLOCKS = 16  # of the random completions
 SYNERGY = 0.2  # share of the information from which on synergy decides
 DOMINANT = 0.8  # share of the information from which on a single part decides
 
@@ -407,127 +399,6 @@ def debiased(
     return InformationParts(*(parts - (np.mean(drawn, axis=0) - expected)).tolist())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interactions:
-    """A model's score with and without interactions."""
-
-    metric: str
-    model: float
-    additive: float  # of the best additive function of its logits
-    share: float  # of the logits' variance that no additive function has
-    share_error: float  # standard error of the share; 0 where no completion is drawn at random
-    samples: int  # complete ones
-
-    @property
-    def gain(self) -> float:
-        """How much interactions add to the score."""
-        return self.model - self.additive
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "gain": self.gain}
-
-
-def project(logits: Logits, rows: int, modalities: int, completions: int, seed: int) -> Tensor:
-    """Return the logits' projection on additive functions of the modalities: (blocks, n, K).
-
-    f_m(i) is the mean of F over the other modalities' rows, EMAP(i) = sum_m f_m(i) - (M - 1) mean F
-    (Hessel and Lee 2020, EMNLP, arXiv:2010.06572). Two modalities: all n^2 pairs, in one block.
-    More: the same `completions` random rows of the others for every i, and mean F over as many
-    random matchings; each block is the estimate of a part of them, their mean that of all.
-    """
-    if modalities == 2:
-        every = np.arange(rows)
-        table = torch.stack([logits([np.full(rows, row), every]) for row in range(rows)])
-        return (table.mean(1) + table.mean(0) - table.mean((0, 1)))[None]
-    blocks = min(JACKKNIFE_BLOCKS, completions)
-    sizes = torch.tensor([len(x) for x in np.array_split(np.arange(completions), blocks)])
-    generator = np.random.default_rng(seed)
-    every = np.arange(rows)
-
-    def block_means(draw: Callable[[], Tensor]) -> Tensor:
-        return torch.stack([sum((draw() for _ in range(n)), torch.zeros(())) / n for n in sizes])
-
-    def matched() -> Tensor:
-        return logits([generator.permutation(rows) for _ in range(modalities)]).mean(0)
-
-    projection = block_means(matched)[:, None].expand(-1, rows, -1).clone()
-    for modality in range(modalities):
-
-        def completed(modality: int = modality) -> Tensor:
-            row_numbers = [np.full(rows, row) for row in generator.integers(rows, size=modalities)]
-            row_numbers[modality] = every
-            return logits(row_numbers)
-
-        single = block_means(completed)
-        projection += single - single.mean(1, keepdim=True)
-    return projection
-
-
-def jackknife(blocks: Tensor, estimate: Callable[[Tensor], float]) -> tuple[float, float]:
-    """Return an estimate from the mean of blocks without its bias, and its standard error.
-
-    Leaves out a block at a time (Efron and Tibshirani 1993, An Introduction to the Bootstrap,
-    chapter 11): noise of the mean adds to a squared distance, in proportion to 1 / blocks.
-    """
-    count, whole = len(blocks), estimate(blocks.mean(0))
-    if count < 2:
-        return whole, 0.0
-    total = blocks.sum(0)
-    left_out = np.array([estimate((total - block) / (count - 1)) for block in blocks])
-    error = np.sqrt((count - 1) * left_out.var())
-    return float(count * whole - (count - 1) * left_out.mean()), float(error)
-
-
-def logits_of(fusion: Fusion, features: Mapping[str, Features]) -> Logits:
-    """Return the function from rows of each modality to the fusion's logits."""
-
-    @torch.no_grad()
-    def logits(row_numbers: Sequence[NDArray[np.int64]]) -> Tensor:
-        parts = []
-        for start in range(0, len(row_numbers[0]), CHUNK):
-            chunks = [torch.from_numpy(rows[start : start + CHUNK]) for rows in row_numbers]
-            mixed = {
-                name: Features(*(tensor[rows.to(tensor.device)] for tensor in tensors))
-                for (name, tensors), rows in zip(features.items(), chunks, strict=True)
-            }
-            with evaluating(fusion):
-                parts.append(fusion(mixed).logits.double().cpu())
-        return torch.cat(parts)
-
-    return logits
-
-
-def interactions(
-    fusion: Fusion,
-    features: Mapping[str, Features],
-    score: Callable[[Tensor], tuple[str, float]],
-    *,
-    completions: int = 256,
-    seed: int = 0,
-) -> Interactions:
-    """Compare a fusion with its additive projection, on samples that have every modality."""
-    logits = logits_of(fusion, features)
-    count = len(next(iter(features.values())).pooled)
-    model = logits([np.arange(count)] * len(features))
-    blocks = project(logits, count, len(features), completions, seed)
-    variance = float((model - model.mean(0)).square().sum())
-
-    def share_of(additive: Tensor) -> float:
-        return float((model - additive).square().sum()) / variance if variance > 0 else 0.0
-
-    share, share_error = jackknife(blocks, share_of)
-    metric, model_score = score(model)
-    return Interactions(
-        metric=metric,
-        model=model_score,
-        additive=score(blocks.mean(0))[1],
-        share=max(0.0, share),
-        share_error=share_error,
-        samples=count,
-    )
-
-
 def advise_fusion(pairs: Sequence[Pair]) -> str:
     """Return what the decompositions mean for the choice of a fusion."""
     whole = [pair for pair in pairs if "+" in pair.second] or list(pairs)
@@ -576,17 +447,4 @@ def _alone(share: float, name: str) -> str:
     return (
         f"{share:.0%} of the information is in {name} alone: compare any fusion with that modality"
         " by itself."
-    )
-
-
-def advise_model(result: Interactions) -> str:
-    """Return what the projection of a model means."""
-    if abs(result.gain) < 0.01 * max(abs(result.model), 1e-12):
-        return (
-            f"Without interactions its {result.metric} stays at {result.additive:.3f}: this model"
-            " uses none that matter, so a late fusion may do; the data may still hold some (pid)."
-        )
-    return (
-        f"Interactions change its {result.metric} from {result.additive:.3f} to {result.model:.3f}:"
-        " this model needs a fusion that is not a sum of unimodal terms."
     )

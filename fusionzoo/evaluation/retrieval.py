@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -53,19 +52,8 @@ class RelevanceLabels:
         self.groups = codes(dataset.chosen(GROUP)) if has_group else None
         self._row_of = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
 
-    @cached_property
-    def all_distinct(self) -> bool:
-        """Whether each sample is the only item relevant to its query."""
-        every = [*self.content.values(), *([] if self.groups is None else [self.groups])]
-        return all(len(np.unique(x[x >= 0])) == int((x >= 0).sum()) for x in every)
-
     def of(self, ids: Sequence[str]) -> Relevance:
-        """Return the labels of some samples.
-
-        Nothing where each sample is the only item relevant to its query, which is faster to rank.
-        """
-        if self.all_distinct:
-            return Relevance()
+        """Return the labels of some samples."""
         rows = [self._row_of[sample_id] for sample_id in ids]
         content = {name: torch.from_numpy(x[rows]) for name, x in self.content.items()}
         groups = None if self.groups is None else torch.from_numpy(self.groups[rows])
@@ -237,31 +225,22 @@ def direction_scores(
     """Return the scores of each direction; with `together` of queries by all other modalities."""
     columns = {name: present[:, i].bool().cpu().numpy() for i, name in enumerate(embeddings)}
     scores: dict[str, Scores] = {}
-    if not content and groups is None and not together:
-        for first, second in combinations(embeddings, 2):
-            rows = np.flatnonzero(columns[first] & columns[second])
-            if len(rows):
-                pair = ranks(embeddings[first][rows], embeddings[second][rows])
-                scores[f"{first}_to_{second}"] = _one_relevant(rows, pair[0])
-                scores[f"{second}_to_{first}"] = _one_relevant(rows, pair[1])
-    else:
-        pairs = [(tuple(n for n in embeddings if n != to), to) for to in embeddings]
-        if not together:
-            pairs = [((first,), second) for first, second in permutations(embeddings, 2)]
-            place = {name: number for number, name in enumerate(embeddings)}
-            pairs.sort(key=lambda pair: sorted(place[name] for name in (*pair[0], pair[1])))
-        for names, to in pairs:
-            mask = np.logical_and.reduce([columns[name] for name in (*names, to)])
-            if not mask.any():
-                continue
-            labels = None if groups is None else groups.cpu().numpy()[mask]
-            codes = [content_of(content, name, mask) for name in names]
-            matching = match(codes, [content_of(content, to, mask)], labels)
-            query = sum(F.normalize(embeddings[n][mask].float(), dim=-1) for n in names)
-            assert isinstance(query, Tensor)
-            ranking = ranked(query, embeddings[to][mask], matching)
-            direction = f"{'+'.join(names)}_to_{to}"
-            scores[direction] = ranking._replace(rows=np.flatnonzero(mask)[ranking.rows])
+    pairs = [(tuple(n for n in embeddings if n != to), to) for to in embeddings]
+    if not together:
+        both = combinations(embeddings, 2)
+        pairs = [((x,), y) for first, second in both for x, y in ((first, second), (second, first))]
+    for names, to in pairs:
+        mask = np.logical_and.reduce([columns[name] for name in (*names, to)])
+        if not mask.any():
+            continue
+        labels = None if groups is None else groups.cpu().numpy()[mask]
+        codes = [content_of(content, name, mask) for name in names]
+        matching = match(codes, [content_of(content, to, mask)], labels)
+        query = sum(F.normalize(embeddings[n][mask].float(), dim=-1) for n in names)
+        assert isinstance(query, Tensor)
+        ranking = ranked(query, embeddings[to][mask], matching)
+        direction = f"{'+'.join(names)}_to_{to}"
+        scores[direction] = ranking._replace(rows=np.flatnonzero(mask)[ranking.rows])
     if not scores and not together:
         raise FusionZooError("no sample has two modalities, so there is nothing to retrieve")
     return scores
@@ -284,11 +263,6 @@ def ranked(queries: Tensor, gallery: Tensor, matching: Matching) -> Scores:
     values = {name: torch.cat([x[name] for x in parts]).cpu().numpy() for name in parts[0]}
     has_relevant = values["rank"] > 0  # a query without any relevant item says nothing
     return Scores(matching.queries[has_relevant], {n: x[has_relevant] for n, x in values.items()})
-
-
-def _one_relevant(rows: NDArray[np.int64], ranks: Tensor) -> Scores:
-    figures = figures_of(ranks.cpu()[:, None])
-    return Scores(rows, {name: x.numpy() for name, x in figures.items()})
 
 
 def summary(scores: Scores) -> dict[str, float]:
@@ -320,24 +294,6 @@ def intervals(scores: Scores, clusters: NDArray[np.int64] | None = None) -> dict
 def any_pair(present: Tensor) -> bool:
     """Whether any sample has two modalities: (N, M)."""
     return bool((present.sum(1) > 1).any())
-
-
-def ranks(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank each row's partner by cosine, from 1, in both directions: (N, D) x 2 -> int32 (N,) x 2.
-
-    A rank counts the items that are at least as near, so ties and NaN count as misses. Runs
-    in blocks of rows, so memory is bounded by `CELLS` similarities for any N.
-    """
-    a, b = (F.normalize(x.float(), dim=-1) for x in (first, second))
-    threshold = (a * b).sum(-1) - TIE
-    # N minus the number of farther items; counting in 32 bits halves the time.
-    forward, backward = (torch.full_like(threshold, len(a), dtype=torch.int32) for _ in range(2))
-    size = max(1, CELLS // max(1, len(a)))
-    for rows in torch.arange(len(a), device=a.device).split(size):
-        cosines = a[rows] @ b.T
-        forward[rows] -= (cosines < threshold[rows, None]).sum(1, dtype=torch.int32)
-        backward -= (cosines < threshold).sum(0, dtype=torch.int32)
-    return forward.clamp(min=1), backward.clamp(min=1)
 
 
 def relevant_ranks(cosines: Tensor, columns: Tensor, mask: Tensor) -> Tensor:

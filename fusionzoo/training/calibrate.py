@@ -63,22 +63,22 @@ def calibrate(
 
 def _by_target(
     targets: Sequence[Target], logits: Tensor, labels: Tensor, weights: Tensor | None
-) -> list[tuple[Target, Tensor, Tensor, Tensor | None]]:
+) -> list[tuple[Target, Tensor, Tensor, Tensor]]:
     """Return each target with logits (n, width) float64, labels (n, C) and weights (n,) float64 of
     the rows that have a label and count."""
-    counts = torch.ones(len(logits), dtype=torch.bool) if weights is None else weights > 0
+    weights = logits.new_ones(len(logits)) if weights is None else weights
     labels = labels[:, None] if labels.ndim == 1 else labels
     parts = logits.double().split([target.width for target in targets], dim=-1)
     columns = labels.double().split([target.columns for target in targets], dim=-1)
-    rows = [~label.isnan().any(-1) & counts for label in columns]
+    rows = [~label.isnan().any(-1) & (weights > 0) for label in columns]
     return [
-        (target, part[row], label[row], None if weights is None else weights[row].double())
+        (target, part[row], label[row], weights[row].double())
         for target, part, label, row in zip(targets, parts, columns, rows, strict=True)
     ]
 
 
 def _calibrate(
-    target: Target, logits: Tensor, labels: Tensor, mode: Mode, weights: Tensor | None
+    target: Target, logits: Tensor, labels: Tensor, mode: Mode, weights: Tensor
 ) -> TargetCalibration:
     temperature, thresholds = None, {}
     enough = len(logits) >= FEWEST
@@ -94,16 +94,11 @@ def _calibrate(
     return TargetCalibration(temperature=temperature, thresholds=thresholds, scores=scores.tolist())
 
 
-def _stored_scores(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Return scores from lowest to highest, at most `MAX_SCORES`, evenly spaced; with weights so
-    that each stands for the same weight."""
+def _stored_scores(scores: Tensor, weights: Tensor) -> Tensor:
+    """Return scores from lowest to highest, at most `MAX_SCORES`, each of which stands for the same
+    weight; rounded up, so that a limit is never too low."""
     scores, order = scores.sort()
     count = min(len(scores), MAX_SCORES)
-    if count == len(scores) and weights is None:
-        return scores
-    # Rounded up, so that a limit is never too low.
-    if weights is None:
-        return scores[(torch.arange(1, count + 1) * len(scores) / count).ceil().long() - 1]
     below = weights[order].cumsum(0)
     shares = torch.arange(1, count + 1, dtype=below.dtype) / max(count, 1)
     places = torch.searchsorted(below, shares * (1 - 1e-12) * weights.sum())
@@ -135,22 +130,16 @@ def fit_temperature(
     return math.exp(minimize_scalar(loss, bounds=(-bound, bound), method="bounded").x)
 
 
-def _temperature_helps(
-    target: Target, logits: Tensor, labels: Tensor, weights: Tensor | None
-) -> bool:
+def _temperature_helps(target: Target, logits: Tensor, labels: Tensor, weights: Tensor) -> bool:
     """Whether temperatures fitted on four fifths lower the loss of the fifth left out."""
     before = after = 0.0
     for rest, fold in _folds(len(logits)):
-        fitted, tested = _rows(weights, rest), _rows(weights, fold)
-        temperature = fit_temperature(target, logits[rest], labels[rest], fitted)
-        size = len(fold) if tested is None else float(tested.sum())
+        temperature = fit_temperature(target, logits[rest], labels[rest], weights[rest])
+        tested = weights[fold]
+        size = float(tested.sum())
         before += size * log_loss(target, logits[fold], labels[fold], tested)
         after += size * log_loss(target, logits[fold] / temperature, labels[fold], tested)
     return after < before
-
-
-def _rows(weights: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if weights is None else weights[rows]
 
 
 def _folds(count: int) -> list[tuple[Tensor, Tensor]]:
@@ -164,18 +153,15 @@ def best_thresholds(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
 
     Half-way between two samples' probabilities; 0.5 for a label that no sample has.
     """
+    weights = logits.new_ones(len(logits)) if weights is None else weights
     thresholds = []
     for shares, truth in zip(logits.sigmoid().T, labels.T, strict=True):
         if not truth.any():
             thresholds.append(0.5)
             continue
         ordered, order = shares.sort(descending=True)
-        if weights is None:
-            right, predicted = truth[order].cumsum(0), torch.arange(1, len(truth) + 1)
-            f1 = 2 * right / (predicted + truth.sum())
-        else:
-            right, predicted = (x[order].cumsum(0) for x in (weights * truth, weights))
-            f1 = 2 * right / (predicted + right[-1])
+        right, predicted = (x[order].cumsum(0) for x in (weights * truth, weights))
+        f1 = 2 * right / (predicted + right[-1])
         f1[:-1][ordered[:-1] == ordered[1:]] = -1  # equal probabilities are not told apart
         last = int(f1.argmax())  # of the samples that get the label
         below = float(ordered[last + 1]) if last + 1 < len(ordered) else 0.0
@@ -183,11 +169,11 @@ def best_thresholds(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     return torch.tensor(thresholds, dtype=torch.float64)
 
 
-def _thresholds_help(logits: Tensor, labels: Tensor, weights: Tensor | None) -> bool:
+def _thresholds_help(logits: Tensor, labels: Tensor, weights: Tensor) -> bool:
     """Whether thresholds of four fifths raise the macro F1 of the predictions left out."""
     predicted = torch.zeros_like(labels, dtype=torch.bool)
     for rest, fold in _folds(len(logits)):
-        limits = best_thresholds(logits[rest], labels[rest], _rows(weights, rest))
+        limits = best_thresholds(logits[rest], labels[rest], weights[rest])
         predicted[fold] = logits[fold].sigmoid() > limits
     before = f1_of_occurring(logits > 0, labels, weights)
     return f1_of_occurring(predicted, labels, weights) > before
@@ -227,7 +213,7 @@ def _measure(
     target: Target,
     logits: Tensor,
     labels: Tensor,
-    weights: Tensor | None,
+    weights: Tensor,
 ) -> dict[str, float]:
     scaled = logits if entry.temperature is None else logits / entry.temperature
     figures: dict[str, float] = {"samples": len(logits)}
@@ -274,7 +260,7 @@ def covered(
     return float(row_mean((target.misfit(logits, labels) <= limit).double(), weights))
 
 
-def mean_size(target: Target, logits: Tensor, limit: float, weights: Tensor | None = None) -> float:
+def mean_size(target: Target, logits: Tensor, limit: float, weights: Tensor) -> float:
     """Return the mean number of members of a set, or half the width of an interval."""
     if isinstance(target, Number):
         return limit
@@ -285,8 +271,6 @@ def mean_size(target: Target, logits: Tensor, limit: float, weights: Tensor | No
         rank = {name: number for number, name in enumerate(target.classes)}
         ends = zip(region["lower"], region["upper"], strict=True)
         sizes = [rank[upper] - rank[lower] + 1 for lower, upper in ends]
-    if weights is None:
-        return sum(sizes) / len(sizes)
     return float(row_mean(torch.tensor(sizes, dtype=torch.float64), weights))
 
 

@@ -266,7 +266,7 @@ class RunInProgress:
             if trainer.cfg.train.metric and not state.best:
                 trainer.module.tasks.check_leading(val)
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
-        self.tracker.log_epoch(state, train_loss, val, tasks, trainer.rows)
+        self.tracker.log_epoch(state, train_loss, val, tasks)
         self._forget_losses()
         is_last = trainer.cfg.train.select == "last"
         is_best = (self._in_last_phase() or any_phase) and (is_last or state.is_best(val, tasks))

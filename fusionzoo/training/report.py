@@ -6,12 +6,10 @@ import hashlib
 import json
 import shlex
 import shutil
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -422,7 +420,7 @@ def falls_short(
 
 @dataclass
 class Run:
-    """What training left in a run folder; in a notebook it shows its table and curves.
+    """What training left in a run folder; in a notebook it shows its table.
 
     `exit_code` is 0 for a finished run, 130 (Ctrl-C) or 75 (another signal) for one that was
     stopped, which has a history and neither model nor metrics.
@@ -522,7 +520,7 @@ class Run:
         return self.metrics["table"]["header"], self.metrics["table"]["rows"]
 
     def _repr_html_(self) -> str:
-        """Show the final table and, with matplotlib, the curves in a notebook."""
+        """Show the final table in a notebook."""
         if self.exit_code:
             return f"<p>stopped after {len(self.history)} epochs: {escape(str(self.folder))}</p>"
         header, rows = self.results()
@@ -530,10 +528,4 @@ class Run:
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
         )
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        if find_spec("matplotlib") is None or not self.history:
-            return table
-        picture = BytesIO()
-        self.plot().savefig(picture, format="png")
-        curves = b64encode(picture.getvalue()).decode()
-        return f'{table}<img alt="learning curves" src="data:image/png;base64,{curves}">'
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -29,7 +29,7 @@ PATIENCE = 30.0  # seconds to wait for another run's lock, or for a shared folde
 REPEATED = ("trials", "seeds")  # settings of `train`, and folders of a run's several trainings
 WRITTEN = (
     *("checkpoints", "model", "config.yaml", "metrics.json", "metrics.jsonl", "groups.json"),
-    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id", "trackio", "trackio.id"),
+    *("tensorboard", "wandb", "wandb.id", "mlruns", "mlflow.id"),
     *("trials", "trials.json", "seeds", "seeds.json", "check"),
 )
 

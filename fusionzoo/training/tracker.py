@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -119,29 +118,10 @@ class MLflow:
         self.client.set_terminated(self.run)
 
 
-class Trackio:
-    """Trackio, on this machine unless its environment variables say otherwise."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").absolute()))
-        import trackio
-
-        self.trackio = trackio
-        name = _key(folder, "trackio", lambda: folder.name)
-        trackio.init(project=PROJECT, name=name, resume="allow", embed=False)
-
-    def scalars(self, step: int, figures: Mapping[str, float]) -> None:
-        self.trackio.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self.trackio.finish()
-
-
 LOGGERS: dict[str, Any] = {
     "tensorboard": TensorBoard,
     "wandb": WandB,
     "mlflow": MLflow,
-    "trackio": Trackio,
 }
 
 
@@ -233,9 +213,7 @@ class Tracker:
             rates = {n: f"{x:.1e}" for n, x in figures.get("lr", {}).items() if "/" not in n}
             same = len(set(rates.values())) == 1
             rates = {"lr": next(iter(rates.values()))} if same else rates
-            used = peak_memory(self.world.device)
-            memory = {"memory": f"{used / 1e9:.1f} GB"} if used else {}
-            self._show({"loss": f"{figures['loss']:.3f}", **rates, **memory})
+            self._show({"loss": f"{figures['loss']:.3f}", **rates})
         if self.file is not None:
             self.file.write(json.dumps({"step": step, "event": event, **figures}) + "\n")
         self._send(step, dict(_flat(figures, event)))
@@ -269,18 +247,12 @@ class Tracker:
         self.log(step, "step", metrics)
 
     def log_epoch(
-        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks, rows: int
+        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks
     ) -> None:
-        """Record an epoch and print one line with its leading metric; `rows` were learned from so
-        far."""
+        """Record an epoch and print one line with its leading metric."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         leading = tasks.leading
-        if shares := utilisation(val, leading, tasks.higher):
-            figures["utilisation"] = shares
         self.log(state.step, "epoch", figures)
-        if self.busy:
-            waits = {"time/data_wait": self.seconds.get("data", 0.0) / self.busy}
-            self._send(state.step, waits | {"time/samples_per_second": rows / self.busy})
         unimodal = [
             f"{m} {metrics[leading]:.3f}"
             for m, metrics in val.get("unimodal", {}).items()
@@ -339,30 +311,6 @@ def environment(world: World) -> dict[str, Any]:
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that a run had so far: of a CUDA device's memory, else of this
-    process; 0 where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def utilisation(val: Mapping[str, Any], leading: str, higher: bool) -> dict[str, float]:
-    """Return the ratio of each unimodal head's metric to the fusion's; 1: equally good."""
-    ratios, fusion_value = {}, val.get(leading)
-    for name, metrics in val.get("unimodal", {}).items():
-        pair = (metrics.get(leading), fusion_value)
-        numerator, denominator = pair if higher else pair[::-1]  # of an error, less is better
-        if denominator and numerator is not None:
-            ratios[name] = numerator / denominator
-    return ratios
 
 
 def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:

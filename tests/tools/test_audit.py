@@ -435,15 +435,13 @@ def test_whole_samples_that_recur_in_another_split_are_found_however_short(words
     assert f"{2 * len(test)} samples in {len(test)} groups are the same" in finding.message
 
 
-def test_a_table_describes_classes_missing_values_and_lengths() -> None:
+def test_a_table_describes_classes_and_missing_values() -> None:
     clean = table()
     clean["vector"][0] = None
-    classes, words = audited(clean).facts
+    classes = audited(clean).classes
     assert classes.header == ("class", "train", "val", "test", "text missing", "vector missing")
     assert classes.rows[0] == ("x", "60", "20", "20", "0.0%", "1.0%")
     assert classes.rows[-1] == ("all", "180", "60", "60", "0.0%", "0.3%")
-    assert words.rows[0][0] == "12 to below 13"
-    assert sum(int(count) for _, count in words.rows) == 300
 
 
 # ---- measurements
@@ -474,18 +472,17 @@ def test_near_vectors_finds_almost_all_pairs_and_only_near_ones() -> None:
     noise *= np.tan(np.arccos(0.97)) * np.linalg.norm(clean[:300], axis=1, keepdims=True)
     copies = clean[:300] + noise / np.linalg.norm(draw.standard_normal((300, 256)), axis=1)[:, None]
     vectors = np.concatenate([clean, copies])
-    pairs, cosines = near_vectors(vectors, 0.95)
+    pairs = near_vectors(vectors, 0.95)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = {(x, y) for x, y in np.argwhere(np.triu(units @ units.T >= 0.95, 1)).tolist()}
     assert len(expected) >= 290
     assert {*map(tuple, pairs.tolist())} <= expected
     assert len(pairs) >= 0.99 * len(expected)
-    assert cosines.min() >= 0.95
 
 
 def test_vectors_of_zeros_and_few_vectors_have_no_neighbours_by_chance() -> None:
-    assert len(near_vectors(np.zeros((5, 8)), 0.9)[0]) == 0
-    assert near_vectors(np.array([[1.0, 2.0, 3.0]] * 2), 0.9)[0].tolist() == [[0, 1]]
+    assert len(near_vectors(np.zeros((5, 8)), 0.9)) == 0
+    assert near_vectors(np.array([[1.0, 2.0, 3.0]] * 2), 0.9).tolist() == [[0, 1]]
 
 
 def test_pairs_of_buckets_are_named_once_with_the_smaller_index_first() -> None:
@@ -526,7 +523,7 @@ def test_steady_tones_of_different_noise_are_not_the_same_sound() -> None:
     for _ in range(20):
         wave = torch.from_numpy(tone + 0.2 * draw.standard_normal(2400)).float()
         prints.append(measure_audio(Audio(wave, 8000)).print)
-    assert len(near_vectors(np.stack([x for x in prints if x is not None]), 0.7)[0]) == 0
+    assert len(near_vectors(np.stack([x for x in prints if x is not None]), 0.7)) == 0
 
 
 def test_values_that_are_no_numbers_are_compared_and_shown() -> None:
@@ -590,24 +587,18 @@ def test_the_page_is_one_escaped_file_that_shows_suspicious_samples(
     assert "None" not in re.sub(r"base64,[^\"]*", "", page)
 
 
-@pytest.mark.parametrize("suffix", ["html", "png"])
-def test_a_contact_sheet_shows_samples_of_each_class(suffix: str, tmp_path: Path) -> None:
-    out = tmp_path / f"sheet.{suffix}"
+def test_a_contact_sheet_shows_samples_of_each_class(tmp_path: Path) -> None:
+    out = tmp_path / "sheet.html"
     assert main(["data", "show", "digits", "--n", "10", "--out", str(out)]) == 0
-    if suffix == "png":
-        with Image.open(out) as image:
-            assert image.width > 3 * 280
-            assert len(np.unique(np.asarray(image).reshape(-1, 3), axis=0)) > 50
-    else:
-        page = out.read_text(encoding="utf-8")
-        assert page.count('<article class="sample">') == 10
-        assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
-        assert page.count("data:image/") == page.count('class="wave"') == 10
+    page = out.read_text(encoding="utf-8")
+    assert page.count('<article class="sample">') == 10
+    assert sorted(re.findall(r"<i>(\d)</i>", page)) == list("0123456789")
+    assert page.count("data:image/") == page.count('class="wave"') == 10
 
 
 def test_a_sheet_shows_what_can_be_read_of_a_faulty_file(planted: Any, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "a.html")]
     assert main(["data", "show", str(planted[0]), "--n", "400", *out]) == 0
     assert "cannot be decoded" in (tmp_path / "a.html").read_text(encoding="utf-8")
-    with pytest.raises(FusionZooError, match=r"a contact sheet is a .html or a .png file"):
-        write_contact_sheet(planted[2].scan, [0], tmp_path / "sheet.pdf")
+    with pytest.raises(FusionZooError, match=r"a contact sheet is a .html file"):
+        write_contact_sheet(planted[2].scan, [0], tmp_path / "sheet.png")

@@ -257,7 +257,6 @@ def test_more_than_eight_modalities_are_estimated_with_their_error() -> None:
     explanations = fz.explain(vector_model("concat", names), rows, **QUIET)
     assert sums(explanations) == pytest.approx([0, 0], abs=1e-5)
     assert all(error > 0 for error in explanations[0].errors.values())
-    assert explanations[0].passes["fusion"] < 2**9 + 300
 
 
 def test_estimates_lie_within_four_standard_errors_of_the_exact_values() -> None:
@@ -331,7 +330,7 @@ def test_a_page_shows_every_kind_of_value(planted: Planted, tmp_path: Path) -> N
     for piece in ("<audio controls", 'class="heat"', 'class="words"', "dose: ", "without it"):
         assert piece in page
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page
-    assert "2 of 3 samples, drawn at random" in page and "cost per sample" in page
+    assert "2 of 3 samples, drawn at random" in page
 
 
 def test_figures_are_written_as_json_and_csv(planted: Planted, tmp_path: Path) -> None:
@@ -352,7 +351,6 @@ def test_the_summary_counts_what_decides(planted: Planted) -> None:
     explanations, _ = planted
     summary = explanations.summary
     assert sum(summary.decides.values()) == pytest.approx(1)
-    assert summary.present["text"] == pytest.approx(2 / 3) and summary.present["audio"] == 1
     sizes = [abs(row.modalities["audio"]) for row in explanations]
     assert summary.mean_size["audio"] == pytest.approx(sum(sizes) / 3)
 

@@ -241,30 +241,6 @@ def test_torch_export_writes_a_program_that_answers_alike(
 
 
 @pytest.mark.slow
-def test_in_parts_an_absent_modality_is_not_encoded(
-    model: FusionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export(model, tmp_path / "out", split=True)
-    files = {x.name for x in (tmp_path / "out").glob("*.onnx")}
-    assert files == {"vector.onnx", "tabular.onnx", "fusion.onnx"}
-    parts = fz.load(tmp_path / "out", runtime="onnx")
-    assert_same_answers(model, parts, SAMPLES)
-    alone = parts._halves.pop("tabular")
-    parts._halves["tabular"] = alone._replace(session=None)  # which fails if it is run
-    assert len(parts.predict([SAMPLES[1]])) == 1
-
-
-@pytest.mark.parametrize(
-    "options", [{"format": "torch-export", "split": True}, {"split": True, "web": "page"}]
-)
-def test_options_that_do_not_go_together_are_one_clear_error(
-    model: FusionModel, tmp_path: Path, options: dict[str, object]
-) -> None:
-    with pytest.raises(FusionZooError, match=r'format="onnx"|leave out split='):
-        export(model, tmp_path / "out", **options)
-
-
-@pytest.mark.slow
 def test_several_targets_of_every_kind_are_decoded(tmp_path: Path) -> None:
     targets = [
         Number("price", mean=3.0, deviation=2.0),
@@ -440,7 +416,7 @@ def test_a_folder_that_was_altered_is_one_clear_error(
     if what == "cut off":
         (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:1000])
     elif what == "nothing":
-        (folder / "preprocess.json").write_text(json.dumps({"format": FORMAT, "split": False}))
+        (folder / "preprocess.json").write_text(json.dumps({"format": FORMAT}))
     else:
         labels["classes"] = classes.get(what, 3)
         (folder / "labels.json").write_text(json.dumps(labels))

@@ -121,8 +121,7 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"split": True}, "web= is of a whole model"),
-        ({"format": "torch-export"}, "web= are of ONNX models"),
+        ({"format": "torch-export"}, "web= is of ONNX models"),
         ({}, "exists and is not empty: choose another web="),
     ],
 )
@@ -143,7 +142,7 @@ def test_without_jinja_nothing_is_traced_for_a_page(
     pytest.importorskip("onnxruntime")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     template.cache_clear()
-    monkeypatch.setattr("fusionzoo.tools.export.export._write_whole", None)
+    monkeypatch.setattr("fusionzoo.tools.export.export._write_graph", None)
     with pytest.raises(FusionZooError, match="HTML pages need Jinja"):
         export(small_model(), tmp_path / "out", web=tmp_path / "page")
 

@@ -10,17 +10,16 @@ import pytest
 from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
 from fusionzoo.training.checkpoint import State
-from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger, utilisation
+from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger
 
-OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_QUIET": "1"}
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
-    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 def show(name: str, folder: Path, step: int) -> None:
@@ -90,35 +89,26 @@ def test_a_board_that_does_not_open_is_one_line(
         open_logger("wandb", tmp_path, 0)
 
 
-def test_utilisation_is_the_share_that_a_modality_reaches_alone() -> None:
-    val = {"accuracy": 0.8, "mae": 2.0, "unimodal": {"a": {"accuracy": 0.4, "mae": 8.0}, "b": {}}}
-    assert utilisation(val, "accuracy", higher=True) == {"a": 0.5}
-    assert utilisation(val, "mae", higher=False) == {"a": 0.25}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("wandb", "trackio")]
-)
-def test_the_others_write_offline_under_one_name(name: str, tmp_path: Path) -> None:
-    show(name, tmp_path, 0)
-    known = (tmp_path / f"{name}.id").read_text()
-    show(name, tmp_path, 1)
-    assert (tmp_path / f"{name}.id").read_text() == known
-    written = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+@pytest.mark.needs("wandb")
+def test_wandb_writes_offline_under_one_name(tmp_path: Path) -> None:
+    import wandb
+
+    show("wandb", tmp_path, 0)
+    known = (tmp_path / "wandb.id").read_text()
+    show("wandb", tmp_path, 1)
+    assert (tmp_path / "wandb.id").read_text() == known
+    written = [path for path in (tmp_path / "wandb").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in written) > 0
-    if name == "wandb":
-        import wandb
-
-        wandb.teardown()  # the service process that it would end with this one
+    wandb.teardown()  # the service process that it would end with this one
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_board_that_is_not_installed_says_how(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("wandb", "mlflow", "mlflow.tracking", "trackio"):
+    for module in ("wandb", "mlflow", "mlflow.tracking"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(FusionZooError, match=rf"--log {name} needs pip install 'fusionzoo\[{name}"):
         open_logger(name, tmp_path, 0)

@@ -27,7 +27,6 @@ from .checks import (
     class_table,
     encoding_damage,
     label_in_text,
-    length_tables,
     missing_rates,
     near_empty_text,
     orphan_files,
@@ -42,8 +41,6 @@ from .scan import (
     SEVERITIES,
     AuditReport,
     Check,
-    Describe,
-    Finding,
     ScannedData,
     counted,
     scan_values,
@@ -55,7 +52,6 @@ CHECKS: tuple[Check, ...] = (
     *(missing_rates, class_balance, silent, blank, near_empty_text, encoding_damage),
     orphan_files,
 )
-FACTS: tuple[Describe, ...] = (class_table, length_tables)
 CHECK_HELP = """
 Check a data set: `fusionzoo data check my.csv --target label --html audit.html`.
 
@@ -80,39 +76,29 @@ def open_leniently(settings: Mapping[str, Any]) -> tuple[PairedDataset, list[Ref
     return dataset, refusals
 
 
-def audit(
-    data: PairedDataset | Mapping[str, Any], *, threads: int | None = None, progress: bool = False
-) -> AuditReport:
+def audit(data: PairedDataset | Mapping[str, Any], *, progress: bool = False) -> AuditReport:
     """Check a data set, or the data set of settings such as `{"name": "digits"}`.
 
     A `PairedDataset` was opened without errors, so nothing in it is refused. Files that no sample
     names are looked for only with the settings of a manifest or a class folder.
     """
     start = time.perf_counter()
-    seconds: dict[str, float] = {}
     if isinstance(data, PairedDataset):
         dataset, refusals, root, name = data, list[Refusal](), "", ""
     else:
         dataset, refusals = open_leniently(data)
         name, root = str(data["name"]), str(data.get("root", ""))
-    seconds["open"] = time.perf_counter() - start
-    start = time.perf_counter()
     scan = ScannedData(
         dataset=dataset,
         refusals=refusals,
-        values=scan_values(dataset, threads=threads, progress=progress),
+        values=scan_values(dataset, progress=progress),
         files_are_listed=bool(name) and DATASETS[name].family == "format",
         manifest=root if name == "manifest" else "",
     )
-    seconds["decode and measure"] = time.perf_counter() - start
-    findings: list[Finding] = []
-    for check in CHECKS:
-        start = time.perf_counter()
-        findings += check(scan)
-        seconds[check.__name__] = time.perf_counter() - start
+    findings = [finding for check in CHECKS for finding in check(scan)]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    facts = [table for describe in FACTS for table in describe(scan)]
-    return AuditReport(scan=scan, findings=findings, facts=facts, seconds=seconds)
+    seconds = time.perf_counter() - start
+    return AuditReport(scan=scan, findings=findings, classes=class_table(scan), seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +110,6 @@ class CheckConfig:
     plugins: str | list[str] = option("", PLUGINS)
     json: str = option("", "file for the findings, with every row")
     html: str = option("", "file for a page with the findings and samples of each")
-    threads: Count | None = option(None, "that decode values; none = chosen by cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +121,7 @@ class ShowConfig:
     plugins: str | list[str] = option("", PLUGINS)
     n: Count = option(9, "number of samples")
     seed: int = option(0, "seed of the choice of samples")
-    out: str = option("sheet.html", "file to write, .html or .png")
+    out: str = option("sheet.html", "page to write")
 
 
 def check_command(args: Sequence[str]) -> int:
@@ -152,7 +137,7 @@ def show_command(args: Sequence[str]) -> int:
 def _check(cfg: CheckConfig) -> int:
     from .page import write_report
 
-    report = audit(_settings(cfg), threads=cfg.threads, progress=True)
+    report = audit(_settings(cfg), progress=True)
     print_report(report)
     if cfg.json:
         write_json(Path(cfg.json), report.to_dict())
@@ -181,8 +166,8 @@ def print_report(report: AuditReport) -> None:
         print_table(f"Findings in {dataset.source}", header, rows)
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "fit" if report.fit else f"not fit: {counted(errors, 'error')}"
-    seconds = sum(report.seconds.values())
-    print(f"{dataset.source}: {len(dataset):,} samples, {verdict} (checked in {seconds:.1f} s)")
+    checked = f"checked in {report.seconds:.1f} s"
+    print(f"{dataset.source}: {len(dataset):,} samples, {verdict} ({checked})")
 
 
 def _show(cfg: ShowConfig) -> int:

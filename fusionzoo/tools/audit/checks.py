@@ -18,7 +18,7 @@ from fusionzoo.datasets.media.formats import SUFFIXES
 from fusionzoo.datasets.tables.paths import paths_in
 
 from .scan import (
-    FactTable,
+    ClassTable,
     Finding,
     ScannedData,
     Severity,
@@ -59,13 +59,6 @@ NAME_LIFT = 5.0  # times as often as other classes' texts do
 RULE_PRECISION, RULE_RECALL = 0.95, 0.8  # of a word that stands for a class
 MAX_SHOWN = 5  # classes or words named in a message
 MAX_CLASSES = 30  # rows of a table
-BINS = 8  # of a histogram
-MEASURES = {  # kind -> (number, title, unit)
-    "text": (("words", "words of a text"),),
-    "audio": (("seconds", "seconds of a clip"),),
-    "image": (("width", "width of an image, pixels"), ("height", "height of an image, pixels")),
-    "sequence": (("length", "steps of a sequence"),),
-}
 
 
 def refused(scan: ScannedData) -> Iterator[Finding]:
@@ -467,8 +460,8 @@ def _one_word_rules(texts: list[str], labels: list[str]) -> dict[str, tuple[str,
     return result
 
 
-def class_table(scan: ScannedData) -> Iterator[FactTable]:
-    """Samples of each class by split, and how many of them lack each modality."""
+def class_table(scan: ScannedData) -> ClassTable:
+    """Count samples of each class by split, and how many of them lack each modality."""
     splits = scan.split_names
     missing = ~scan.dataset.present.numpy()
     labels, names = scan.labels[scan.rows].astype(str), scan.splits[scan.rows]
@@ -485,39 +478,4 @@ def class_table(scan: ScannedData) -> Iterator[FactTable]:
         rates = [f"{missing[chosen, column].mean():.1%}" for column in range(missing.shape[1])]
         rows.append((title, *counts, *rates))
     header = ("class", *splits, *(f"{name} missing" for name in scan.dataset.modalities))
-    yield FactTable("Samples by class and split, and missing values", header, tuple(rows))
-
-
-def length_tables(scan: ScannedData) -> Iterator[FactTable]:
-    """Histograms of text lengths, durations and image sizes."""
-    for values in scan.values.values():
-        for key, title in MEASURES.get(values.kind, ()):
-            if len(values.rows):
-                yield _histogram(f"{values.name}: {title}", values.numbers[key])
-
-
-def _histogram(title: str, numbers: NDArray[np.float64]) -> FactTable:
-    """Count numbers in bins of equal width, or of equal ratio if they span more than 20 times."""
-    low, high = float(numbers.min()), float(numbers.max())
-    if low == high:
-        return FactTable(title, ("range", "values"), ((_short(low), f"{len(numbers):,}"),))
-    spread = low > 0 and high > 20 * low
-    edges = np.geomspace(low, high, BINS + 1) if spread else np.linspace(low, high, BINS + 1)
-    if (numbers % 1 == 0).all():
-        edges = np.unique(np.concatenate([[low], np.ceil(edges[1:-1]), [high]]))
-    counts, edges = np.histogram(numbers, edges)
-    last = len(counts) - 1
-    rows = [
-        (f"{_short(low)} to {'' if i == last else 'below '}{_short(high)}", f"{count:,}")
-        for i, (low, high, count) in enumerate(zip(edges[:-1], edges[1:], counts, strict=True))
-    ]
-    return FactTable(title, ("range", "values"), tuple(rows))
-
-
-def _short(number: float) -> str:
-    """Write a number with three digits, or all digits of a whole part that has more.
-
-    >>> _short(0.51466), _short(1136.0)
-    ('0.515', '1,136')
-    """
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return ClassTable(header, tuple(rows))

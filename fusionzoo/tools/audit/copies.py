@@ -43,8 +43,8 @@ KINDS = {"image": "images", "text": "texts", "audio": "clips"}
 ADVICE = "keep copies in one split, with a column `group` or --data.group_column"
 
 
-def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np.float32]]:
-    """Return the pairs of vectors whose cosine is at least `least`, and the cosines.
+def near_vectors(vectors: NDArray[Any], least: float) -> Pairs:
+    """Return the pairs of vectors whose cosine is at least `least`.
 
     A vector of zeros has no neighbours. Of pairs with a cosine of 0.97, more than 99 % are found
     among 10,000 vectors (`tests/tools/test_audit.py` measures it).
@@ -60,11 +60,11 @@ def near_vectors(vectors: NDArray[Any], least: float) -> tuple[Pairs, NDArray[np
     weights = (1 << np.arange(num_bits)).astype(np.uint32)
     keys = (bits.reshape(-1, BANDS, num_bits) * weights).sum(-1, dtype=np.uint32)
     pairs = valid[_close_codes(bucket_pairs(keys), np.packbits(bits, axis=1))]
-    cosines = [np.zeros(0, np.float32)]
-    for part in _parts(pairs, CHUNK):
-        cosines.append(np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]]))
-    found = np.concatenate(cosines)
-    return pairs[found >= least], found[found >= least]
+    close = [
+        part[np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]]) >= least]
+        for part in _parts(pairs, CHUNK)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.int64), *close])
 
 
 def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
@@ -269,7 +269,7 @@ def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
     assert values.prints is not None
     prints = values.prints[positions].astype(np.float32)
     grey, colours = prints[:, : GRID**2], prints[:, GRID**2 :]
-    pairs, _ = near_vectors(grey - grey.mean(1, keepdims=True), LEAST_IMAGE)
+    pairs = near_vectors(grey - grey.mean(1, keepdims=True), LEAST_IMAGE)
     aspect = np.log(values.numbers["width"][positions] / values.numbers["height"][positions])
     first, second = pairs.T
     alike = np.abs(colours[first] - colours[second]).mean(1) <= MOST_COLOUR
@@ -278,7 +278,7 @@ def _near_images(values: Values, positions: NDArray[np.int64]) -> Pairs:
 
 def _near_clips(values: Values, positions: NDArray[np.int64]) -> Pairs:
     assert values.prints is not None
-    pairs, _ = near_vectors(values.prints[positions], LEAST_AUDIO)
+    pairs = near_vectors(values.prints[positions], LEAST_AUDIO)
     seconds = np.log(np.maximum(values.numbers["active"][positions], 1e-3))
     return pairs[np.abs(seconds[pairs[:, 0]] - seconds[pairs[:, 1]]) <= MOST_SECONDS]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def measure_text(text: str) -> Measurement:
     plain = normalised(text)
     letters = len(plain) - plain.count(" ") - plain.count("_")
     words = float(plain.count(" ") + 1 if plain else 0)
-    numbers = {"words": words, "characters": float(len(text)), "letters": float(letters)}
+    numbers = {"words": words, "letters": float(letters)}
     digest = hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=16).digest()
     return Measurement(digest, numbers, minhash(shingles(plain)), text)
 
@@ -131,7 +131,7 @@ def minhash(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 
 def measure_audio(clip: Clip) -> Measurement:
-    """Measure a clip: seconds, peak without its mean, and a spectral fingerprint.
+    """Measure a clip: its seconds of sound, peak without its mean, and a spectral fingerprint.
 
     A long file is read in blocks of a minute.
     """
@@ -143,8 +143,7 @@ def measure_audio(clip: Clip) -> Measurement:
         low, high = min(low, float(samples.min())), max(high, float(samples.max()))
         head = samples if start == 0 else head
     active = trimmed(head)
-    numbers = {"seconds": clip.frames / clip.rate, "active": len(active) / clip.rate}
-    numbers["peak"] = max(0.0, (high - low) / 2)
+    numbers = {"active": len(active) / clip.rate, "peak": max(0.0, (high - low) / 2)}
     return Measurement(digest.digest(), numbers, fingerprint(active, clip.rate))
 
 
@@ -281,15 +280,12 @@ def _are_numbers(names: NDArray[np.str_], num_labels: int) -> bool:
     return bool((numbers % 1 != 0).any()) or len(names) > max(20, num_labels / 3)
 
 
-def scan_values(
-    dataset: PairedDataset, *, threads: int | None = None, progress: bool = True
-) -> dict[str, Values]:
+def scan_values(dataset: PairedDataset, *, progress: bool = True) -> dict[str, Values]:
     """Decode and measure every value of the samples; show a progress bar with rate and ETA."""
     present = dataset.present.numpy()
     rows = dataset.rows.numpy()
     bar = progress_bar(total=int(present.sum()), unit="value", disable=not progress)
-    workers = threads or min(8, os.cpu_count() or 1)
-    with bar, ThreadPoolExecutor(workers) as pool:
+    with bar, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return {
             name: _scan_modality(dataset, name, rows[present[:, column]], pool, bar.update)
             for column, name in enumerate(dataset.modalities)
@@ -368,10 +364,9 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class FactTable:
-    """A table that describes the data, whatever is wrong with it."""
+class ClassTable:
+    """Samples by class and split, and missing values, whatever is wrong with the data."""
 
-    title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -382,8 +377,8 @@ class AuditReport:
 
     scan: ScannedData
     findings: Sequence[Finding]
-    facts: Sequence[FactTable]
-    seconds: Mapping[str, float]  # by part of the audit
+    classes: ClassTable
+    seconds: float
 
     @property
     def fit(self) -> bool:
@@ -406,8 +401,8 @@ class AuditReport:
             "modalities": dataset.modalities,
             "fit": self.fit,
             "findings": [self._finding_dict(finding) for finding in self.findings],
-            "facts": [asdict(x) for x in self.facts],
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "classes": asdict(self.classes),
+            "seconds": round(self.seconds, 3),
         }
 
     def _finding_dict(self, finding: Finding) -> dict[str, Any]:
@@ -420,15 +415,8 @@ class AuditReport:
         return {**facts, "groups": groups, "files": list(finding.files)}
 
 
-class Check(Protocol):
-    """A function that yields a finding for each kind of fault in each modality."""
-
-    __name__: str
-
-    def __call__(self, scan: ScannedData) -> Iterable[Finding]: ...
-
-
-Describe = Callable[[ScannedData], Iterable[FactTable]]
+# A function that yields a finding for each kind of fault in each modality.
+Check = Callable[[ScannedData], Iterable[Finding]]
 
 
 def by_share(count: int, total: int) -> Severity:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +30,7 @@ from fusionzoo.training.report import Run
 
 from .attribution import MAX_EXACT, Evaluate, Question, Subset, exact_shares, sampled_shares
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
-from .results import Explanation, Explanations, cost_note, summary_rows
+from .results import Explanation, Explanations, summary_rows
 
 ORDERS = 32  # pairs of random orders, of more than MAX_EXACT modalities or columns
 ROWS = 512  # rows of one pass of the fusion: samples times subsets
@@ -106,13 +104,10 @@ def explain_batch(
     cfg: ExplainConfig,
 ) -> list[Explanation]:
     """Explain the answers to encoded samples by modality."""
-    start, names = time.perf_counter(), list(features)
+    names = list(features)
     chosen = question.choose(fuse_subsets(model, features, [frozenset(names)])[0])
-    num_rows = 0
 
     def evaluate(subsets: Sequence[Subset]) -> Tensor:
-        nonlocal num_rows
-        num_rows += len(subsets)
         return question.score(fuse_subsets(model, features, subsets), chosen)
 
     if len(names) <= MAX_EXACT:
@@ -123,7 +118,6 @@ def explain_batch(
     logits = fuse_subsets(model, features, fewer)
     answers = [question.decode(x) for x in logits]
     scores = question.score(logits[0], chosen)
-    seconds = (time.perf_counter() - start) / len(batch.ids)
     present = batch.present.tolist()
     return [
         Explanation(
@@ -138,8 +132,6 @@ def explain_batch(
             without={
                 n: x[row] for n, x, has in zip(names, answers[1:], present[row], strict=True) if has
             },
-            passes={"fusion": num_rows + len(fewer) + 1},
-            seconds=seconds,
         )
         for row, sample_id in enumerate(batch.ids)
     ]
@@ -192,7 +184,6 @@ class PartsExplainer:
         for name, kind in without.items():
             self.notes.append(f"{name}: values of kind {kind} have no parts to explain")
         self.backgrounds: dict[str, list[Any]] = {}
-        self.passes: Counter[str] = Counter()
 
     def add_parts(self, rows: Sequence[Explanation]) -> list[Explanation]:
         """Return the explanations, at most `cfg.samples` of them with parts."""
@@ -218,8 +209,6 @@ class PartsExplainer:
         return result
 
     def _with_parts(self, row: Explanation, sample: Sample) -> Explanation:
-        start = time.perf_counter()
-        self.passes = Counter(row.passes)
         batch: Batch = self.model.collate()([sample]).to(self.model.device)
         with evaluating(self.model):
             features = self.model.encode(batch)
@@ -229,8 +218,7 @@ class PartsExplainer:
         for name in self.kinds:
             if sample.values.get(name) is not None:
                 parts[name] = self._explain_value(name, sample.values[name], features, chosen)
-        seconds = row.seconds + time.perf_counter() - start
-        return replace(row, parts=parts, passes=dict(self.passes), seconds=seconds)
+        return replace(row, parts=parts)
 
     def _explain_value(
         self, name: str, value: Any, features: Mapping[str, Features], chosen: Tensor
@@ -314,8 +302,6 @@ class PartsExplainer:
                 every = {m: _keep_in(x, [True] * len(items)) for m, x in features.items()}
                 every |= standardise(encoded, model.standardise)
                 parts.append(model.calibrated_logits(every).double().cpu())
-            self.passes[name] += len(items)
-            self.passes["fusion"] += len(items)
         return torch.cat(parts)
 
     def _draw_background(self, name: str) -> list[Any]:
@@ -364,5 +350,5 @@ def _start(cfg: ExplainConfig) -> int:
 def print_explanations(explanations: Explanations) -> None:
     """Print the summary, and the notes."""
     print_table(f"{explanations!r}", *summary_rows(explanations))
-    for note in [*explanations.notes, cost_note(explanations)]:
+    for note in explanations.notes:
         print(f"note: {note}")

@@ -38,8 +38,6 @@ class Explanation:
     errors: dict[str, float]  # their standard errors, 0 where they are exact
     without: dict[str, Any]  # the answer without each modality that the sample has
     parts: dict[str, list[PartEffect]] = field(default_factory=dict)
-    passes: dict[str, int] = field(default_factory=dict)  # rows run through fusion and encoders
-    seconds: float = 0.0
 
     @property
     def decisive(self) -> str:
@@ -71,7 +69,6 @@ class ModalitySummary:
     mean_size: dict[str, float]  # mean of |Shapley value|
     decides: dict[str, float]  # share of samples where the modality has the largest |Shapley value|
     changes: dict[str, float]  # share of samples with it whose answer is another one without it
-    present: dict[str, float]  # share of samples that have it
 
 
 class Explanations(Sequence[Explanation]):
@@ -110,7 +107,6 @@ class Explanations(Sequence[Explanation]):
                 name: sum(name in row.changed_without for row in rows) / max(1, len(rows))
                 for name, rows in with_it.items()
             },
-            present={name: len(rows) / count for name, rows in with_it.items()},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +157,7 @@ class Explanations(Sequence[Explanation]):
             rows=rows,
             bars=[100 * size / (max(sizes) or 1) for size in sizes],
             methods=self.methods,
-            notes=[*self.notes, cost_note(self)],
+            notes=self.notes,
             cards=cards,
             version=__version__,
         )
@@ -225,26 +221,10 @@ def describe(answer: Any) -> str:
 def summary_rows(explanations: Explanations) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the summary's table."""
     summary = explanations.summary
-    header = ["modality", "mean |Shapley|", "decides", "changes the answer", "present"]
-    shares = (summary.decides, summary.changes, summary.present)
+    header = ["modality", "mean |Shapley|", "decides", "changes the answer"]
+    shares = (summary.decides, summary.changes)
     rows = [
         [name, f"{size:.3f}", *(f"{share[name]:.1%}" for share in shares)]
         for name, size in summary.mean_size.items()
     ]
     return header, rows
-
-
-def cost_note(explanations: Explanations) -> str:
-    """Say what one explanation costs, with the parts and without."""
-    texts = []
-    for rows, what in (
-        ([x for x in explanations if not x.parts], "by modality"),
-        ([x for x in explanations if x.parts], "by modality and parts"),
-    ):
-        if rows:
-            names = dict.fromkeys(name for row in rows for name in row.passes)
-            means = {n: sum(x.passes.get(n, 0) for x in rows) / len(rows) for n in names}
-            runs = ", ".join(f"{name} {count:,.0f}" for name, count in means.items())
-            seconds = sum(x.seconds for x in rows) / len(rows)
-            texts.append(f"{what} {seconds:.3f} s ({runs} rows)")
-    return f"cost per sample: {'; '.join(texts)}"

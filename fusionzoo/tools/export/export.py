@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,12 +24,11 @@ from fusionzoo.structures import evaluating
 from fusionzoo.training.report import Run
 
 from .folder import write_example, write_labels, write_preprocess
-from .graph import check, onnx_runner, trace, trace_parts
-from .runtime import FUSION, MODEL, PREPROCESS, OnnxModel
+from .graph import check, onnx_runner, trace
+from .runtime import MODEL
 from .web import check_web, fetch_packages, page_template, write_page
 
 PROGRAM = "model.pt2"
-MOST_SHOWN = 8  # numbers of a vector in the command that is printed
 HELP = """
 Write a model for other runtimes: `fusionzoo export runs/a --format onnx --out exported`.
 
@@ -49,7 +46,6 @@ class ExportConfig:
     model: str = option("", "a run folder or a model folder (required)")
     out: str = option("", "folder to write; default: `exported` beside the model")
     format: Literal["onnx", "torch-export"] = option("onnx", "of the graph")
-    split: bool = option(False, "a graph for each encoder, and one for the fusion")
     web: str = option("", "also a static page that answers in the browser: folder to write")
     npm_packages: str = option("", "a node_modules with what the page needs; default: by npm")
     plugins: str | list[str] = option("", "files or modules with components of your own")
@@ -82,41 +78,13 @@ def _export_and_print(cfg: ExportConfig) -> int:
         " rows and lengths"
     )
     if (written.folder / "example.py").is_file():
-        print(f"next    python {written.folder / 'example.py'} {_arguments(written.folder)}")
+        values = " ".join(f"{name}=..." for name in model.modalities)
+        print(f"next    python {written.folder / 'example.py'} {values}")
     if cfg.web:
         print(
             f"page    python -m http.server --directory {cfg.web}    (any server of static files)"
         )
     return 0
-
-
-def _arguments(folder: Path) -> str:
-    """Return arguments of the example: cells and numbers that it reads, and names of files."""
-    about = json.loads((folder / PREPROCESS).read_text(encoding="utf-8"))
-    return " ".join(
-        f"{name}={_argument(x['processor'])}" for name, x in about["modalities"].items()
-    )
-
-
-def _argument(by: Mapping[str, Any]) -> str:
-    if by["by"] in ("vector", "sequence"):
-        zeros: list[Any] = [0] * by["width"]
-        value = json.dumps(zeros if by["by"] == "vector" else [zeros])
-        return f"'{value}'" if by["width"] <= MOST_SHOWN else '"$(cat numbers.json)"'
-    if by["by"] != "tabular":
-        return {"image": "cat.png", "wave": "cat.ogg"}.get(by["by"], '"a cat"')
-    columns = {x["name"]: x for x in by["columns"]}
-    cells = {x["name"]: _cell(x, columns.get(x["name"], {})) for x in by["cells"]}
-    return shlex.quote(json.dumps(cells, ensure_ascii=False))
-
-
-def _cell(cell: Mapping[str, Any], column: Mapping[str, Any]) -> Any:
-    """Return a cell that a column may hold."""
-    if "patterns" in cell:
-        return 44_000 if ["serial"] in [names for _, names in cell["patterns"]] else "2021-02-03"
-    return (
-        next(iter(column["values"]), None) if "values" in column else float(f"{column['mean']:.4g}")
-    )
 
 
 @keyword_errors
@@ -128,7 +96,7 @@ def export(
     """Write a model for other runtimes into a folder: `export(run, "exported").folder`.
 
     The folder must be new or empty; without `out` it is `exported` beside the model. Settings are
-    those of `fusionzoo export`: `format="torch-export"`, `split`, `web`, ... A graph that differs
+    those of `fusionzoo export`: `format="torch-export"`, `web`, ... A graph that differs
     from the model is an error, and nothing is written then.
     """
     path = model.folder if isinstance(model, Run) else model
@@ -149,10 +117,8 @@ def _export(cfg: ExportConfig, model: FusionModel) -> Exported:
     """Export a model that is in evaluation mode, on the CPU."""
     if cfg.format == "onnx":
         require_onnx()
-    elif cfg.split or cfg.web:
-        raise FusionZooError("--split and --web are of ONNX models: --format onnx")
-    if cfg.split and cfg.web:
-        raise FusionZooError("--web is of a whole model: leave out --split")
+    elif cfg.web:
+        raise FusionZooError("--web is of ONNX models: --format onnx")
     out = _unused(cfg.out or Path(cfg.model) / "exported", "--out")
     page = _unused(cfg.web, "--web") if cfg.web else None
     npm_packages = cfg.npm_packages
@@ -160,11 +126,8 @@ def _export(cfg: ExportConfig, model: FusionModel) -> Exported:
         page_template()  # before minutes of tracing
         npm_packages = npm_packages or str(fetch_packages())
     with replacing_folder(out) as folder:
-        if cfg.split:
-            worst, inputs = _write_parts(model, folder)
-        else:
-            worst, inputs = _write_whole(model, folder, cfg.format)
-        about = write_preprocess(model, folder, inputs, split=cfg.split)
+        worst, inputs = _write_graph(model, folder, cfg.format)
+        about = write_preprocess(model, folder, inputs)
         decode = write_labels(model, folder)
         model.save_facts(folder)
         if page is not None:
@@ -187,8 +150,8 @@ def _unused(folder: str | Path, flag: str) -> Path:
     return folder
 
 
-def _write_whole(model: FusionModel, folder: Path, format: str) -> tuple[float, list[str]]:
-    """Write one graph; return its largest difference from the model, and its inputs."""
+def _write_graph(model: FusionModel, folder: Path, format: str) -> tuple[float, list[str]]:
+    """Write the graph; return its largest difference from the model, and its inputs."""
     graph = trace(model)
     program = graph.program.module()
     worst = check(model, program, "the graph of torch.export")
@@ -200,20 +163,3 @@ def _write_whole(model: FusionModel, folder: Path, format: str) -> tuple[float, 
     worst = check(model, onnx_runner(contents), "the ONNX model")
     (folder / MODEL).write_bytes(contents)
     return worst, graph.inputs
-
-
-def _write_parts(model: FusionModel, folder: Path) -> tuple[float, list[str]]:
-    """Write a graph for each encoder and one for the fusion."""
-    inputs: list[str] = []
-    for name, graph in trace_parts(model).items():
-        if name == "fusion":
-            (folder / FUSION).write_bytes(graph.onnx())
-            continue
-        inputs += graph.inputs
-        (folder / f"{name}.onnx").write_bytes(graph.onnx())
-    write_preprocess(model, folder, inputs, split=True)
-    write_labels(model, folder)
-    write_digests(folder, [x for x in folder.rglob("*") if x.is_file()])
-    parts = OnnxModel(folder, threads=1)
-    worst = check(model, lambda *batch: list(parts.run(*batch).values()), "the model in parts")
-    return worst, inputs

@@ -17,9 +17,7 @@ EXAMPLE = Path(__file__).with_name("example.template.py")
 OF_FUNCTIONS = {"datetime", "math", "re"}  # modules that only some functions of the example use
 
 
-def write_preprocess(
-    model: FusionModel, folder: Path, inputs: Collection[str], *, split: bool
-) -> dict[str, Any]:
+def write_preprocess(model: FusionModel, folder: Path, inputs: Collection[str]) -> dict[str, Any]:
     """Write preprocess.json and the files it names; return its contents."""
     modalities = {}
     for name, encoder in model.named_encoders():
@@ -27,10 +25,9 @@ def write_preprocess(
             "kind": encoder.kind,
             "inputs": [x for x in inputs if x.startswith(f"{name}.")],
             "one_length": encoder.one_length,
-            "width": encoder.dim,
             "processor": describe(encoder, folder / name, model.data_settings),
         }
-    about = {"format": FORMAT, "split": split, "modalities": modalities}
+    about = {"format": FORMAT, "modalities": modalities}
     write_json(folder / PREPROCESS, about)
     return about
 
@@ -42,16 +39,9 @@ def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
     first = 0
     for target in targets:
         last = first + target.width
-        facts: dict[str, Any] = {
-            "mean": target.mean,
-            "deviation": target.deviation,
-            "first": first,
-            "last": last,
-        }
-        kind = target.standard_kind()
-        if model.calibration is not None and model.calibration.targets[target.name].thresholds:
-            facts["thresholds"] = model.calibration.targets[target.name].thresholds
-        decode.append({"name": target.name, "kind": kind, "classes": list(target.classes), **facts})
+        entry: dict[str, Any] = {"name": target.name, "kind": target.standard_kind()}
+        entry |= {"classes": list(target.classes), "first": first, "last": last}
+        decode.append(entry | {"mean": target.mean, "deviation": target.deviation})
         first = last
     specs = None if model.targets is None else [{"spec": x.spec} for x in model.targets]
     contents = {"format": FORMAT, "classes": model.classes, "targets": specs, "decode": decode}
@@ -60,10 +50,10 @@ def write_labels(model: FusionModel, folder: Path) -> list[dict[str, Any]]:
 
 
 def write_example(about: Mapping[str, Any], decode: list[dict[str, Any]], folder: Path) -> None:
-    """Write example.py with the functions that this model needs; none for a processor of one's own
-    or a model in parts."""
+    """Write example.py with the functions that this model needs; none for a processor of one's
+    own."""
     processors = [x["processor"] for x in about["modalities"].values()]
-    if about["split"] or any(x["by"] == OWN for x in processors):
+    if any(x["by"] == OWN for x in processors):
         return
     needed = {x["by"] for x in processors} | {x["kind"] for x in decode}
     facts = {

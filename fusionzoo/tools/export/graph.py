@@ -60,41 +60,14 @@ class ExportModel(nn.Module):
         self.model = model
 
     def forward(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
-        encoded = {
-            name: encoder.encode(inputs[name]) for name, encoder in self.model.named_encoders()
+        model = self.model
+        columns = dict(zip(model.modalities, present.unbind(1), strict=True))
+        hidden = {
+            name: hide_absent(encoder.encode(inputs[name]), columns[name])
+            for name, encoder in model.named_encoders()
         }
-        return answer(self.model, present, encoded)
-
-
-class FusionHalf(nn.Module):
-    """What follows the encoders, for encoders that run elsewhere or ran before."""
-
-    def __init__(self, model: FusionModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
-        encoded = {name: Features(**inputs[name]) for name, _ in self.model.named_encoders()}
-        return answer(self.model, present, encoded)
-
-
-class EncoderHalf(nn.Module):
-    """One encoder: tokens, mask and pooled vector of rows that all have the modality."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, inputs: dict[str, Tensor]) -> list[Tensor]:
-        return list(self.encoder.encode(inputs))
-
-
-def answer(model: FusionModel, present: Tensor, encoded: Mapping[str, Features]) -> list[Tensor]:
-    """Fuse the features of all rows, hiding what is absent."""
-    columns = dict(zip(encoded, present.unbind(1), strict=True))
-    hidden = {name: hide_absent(x, columns[name]) for name, x in encoded.items()}
-    features = standardise(hidden, model.standardise)
-    return tensors_of(model, model.fuse(features), features, columns)
+        features = standardise(hidden, model.standardise)
+        return tensors_of(model, model.fuse(features), features, columns)
 
 
 def tensors_of(
@@ -332,31 +305,6 @@ def has_weights(model: FusionModel, batch: Batch) -> bool:
     """Return whether the fusion says how much each modality counted."""
     with evaluating(model):
         return model(batch).weights is not None
-
-
-def trace_parts(model: FusionModel) -> dict[str, Graph]:
-    """Trace each encoder and, under `fusion`, what follows: {name: graph}."""
-    layouts = {name: layout_of(encoder) for name, encoder in model.named_encoders()}
-    batch = traced_batch(model, layouts)
-    inputs, graphs, shapes = plain_inputs(model.modalities, batch), {}, {}
-    features: Inputs = {}
-    rows = Dim("batch", min=1)
-    fields = list(Features._fields)
-    with evaluating(model), torch.no_grad():
-        for name, encoder in model.named_encoders():
-            dims = shapes_of(inputs[name], layouts[name], rows)
-            program = _export(EncoderHalf(encoder), (inputs[name],), (dims,))
-            graphs[name] = Graph(program, [f"{name}.{x}" for x in inputs[name]], fields)
-            more = 2 + len(features)  # tokens: a size of 1, or two equal ones, would be frozen
-            tokens, mask, pooled = encoder(inputs[name])
-            longer = F.pad(tokens, (0, 0, 0, more)), F.pad(mask, (0, more)), pooled
-            features[name] = dict(zip(fields, longer, strict=True))
-            length = {0: rows, 1: Dim(f"{name}_tokens", min=1)}
-            shapes[name] = {"tokens": length, "mask": length, "pooled": {0: rows}}
-        outputs = output_names(model, has_weights(model, batch))
-        program = _export(FusionHalf(model), (batch.present, features), ({0: rows}, shapes))
-        names = list(by_name(batch.present, features))
-    return {**graphs, "fusion": Graph(program, names, outputs)}
 
 
 def _export(module: nn.Module, arguments: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:

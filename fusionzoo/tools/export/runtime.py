@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 import torch
@@ -24,7 +24,7 @@ from fusionzoo.model import FusionModel
 from fusionzoo.model_folder import check_listed
 from fusionzoo.plugins import load_plugins
 from fusionzoo.progress import progress_bar
-from fusionzoo.structures import Batch, Features, check_finite
+from fusionzoo.structures import Batch, check_finite
 from fusionzoo.targets import from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
 
@@ -32,22 +32,14 @@ from .graph import Inputs, by_name, plain_inputs
 from .preprocess import build
 
 FORMAT = 4  # of an exported folder
-MODEL, FUSION = "model.onnx", "fusion.onnx"
+MODEL = "model.onnx"
 PREPROCESS, LABELS = "preprocess.json", "labels.json"
-
-
-class Half(NamedTuple):
-    """An encoder of a split model, and the width of its features."""
-
-    session: Any
-    width: int
 
 
 class OnnxModel(Answering):
     """An exported model: `predict` and `embed` raw samples as `FusionModel` does.
 
-    Rows of one length are run together where an encoder needs that. Of a split model, an encoder
-    runs only on the rows that have its modality.
+    Rows of one length are run together where an encoder needs that.
     """
 
     def __init__(self, folder: str | Path, *, threads: int = 0) -> None:
@@ -67,10 +59,9 @@ class OnnxModel(Answering):
                     f" fusionzoo reads {FORMAT}"
                 )
         self._collate: Collate | None = None
-        self._halves: dict[str, Half] = {}
         with explained(f"{self.folder} is no whole export, export the model again"):
             self._describe(about, labels)
-            self._open(about, threads)
+            self._open(threads)
             self._check_answers()
 
     def _describe(self, about: Mapping[str, Any], labels: Mapping[str, Any]) -> None:
@@ -84,16 +75,11 @@ class OnnxModel(Answering):
         self._one_length = [n for n, x in about["modalities"].items() if x["one_length"]]
         self._described = {name: x["processor"] for name, x in about["modalities"].items()}
 
-    def _open(self, about: Mapping[str, Any], threads: int) -> None:
-        if about["split"]:
-            for name, modality in about["modalities"].items():
-                session = open_session((self.folder / f"{name}.onnx").read_bytes(), threads)
-                self._halves[name] = Half(session, modality["width"])
-        name = FUSION if about["split"] else MODEL
-        if not (self.folder / name).is_file():
-            raise FusionZooError(f"{self.folder} holds no {name}: export it with --format onnx")
+    def _open(self, threads: int) -> None:
+        if not (self.folder / MODEL).is_file():
+            raise FusionZooError(f"{self.folder} holds no {MODEL}: export it with --format onnx")
         # Of bytes no weights beside the file are read, which no digest would hold.
-        self._session = open_session((self.folder / name).read_bytes(), threads)
+        self._session = open_session((self.folder / MODEL).read_bytes(), threads)
         self.outputs = [one.name for one in self._session.get_outputs()]
 
     def _check_answers(self) -> None:
@@ -126,10 +112,10 @@ class OnnxModel(Answering):
             present: which modalities each row has, bool (B, M)
             inputs: modality -> its inputs by name, as preprocess.json says
         """
-        parts = [
-            (rows, self._run_rows(present[rows], _take(inputs, rows, self._one_length)))
-            for rows in self._groups(present, inputs)
-        ]
+        parts = []
+        for rows in self._groups(present, inputs):
+            named = by_name(present[rows], _take(inputs, rows, self._one_length))
+            parts.append((rows, run_session(self._session, named)))
         order = torch.cat([rows for rows, _ in parts]).argsort()
         return {
             name: torch.cat([answers[number] for _, answers in parts])[order]
@@ -149,15 +135,6 @@ class OnnxModel(Answering):
         kinds = torch.stack(lengths, dim=1).unique(dim=0, return_inverse=True)[1]
         for kind in kinds.unique():
             yield (kinds == kind).nonzero()[:, 0]
-
-    def _run_rows(self, present: Tensor, inputs: Inputs) -> list[Tensor]:
-        if not self._halves:
-            return run_session(self._session, by_name(present, inputs))
-        features: Inputs = {}
-        for column, (name, half) in enumerate(self._halves.items()):
-            rows = present[:, column].nonzero()[:, 0]
-            features[name] = _encode(half, name, inputs[name], rows, len(present))
-        return run_session(self._session, by_name(present, features))
 
     def answer(self, batch: Batch) -> dict[str, Tensor]:
         """Run the graph on a batch."""
@@ -252,19 +229,6 @@ def _answered(
     for batch in progress_bar(loader, desc="predict", unit="batch"):
         yield batch, model.answer(batch)["logits"]
     warn_of_failures(dataset)
-
-
-def _encode(half: Half, name: str, tensors: Mapping[str, Tensor], rows: Tensor, count: int) -> Any:
-    """Encode the rows that have the modality; the others get one empty token."""
-    width = half.width
-    if not len(rows):
-        empty = torch.zeros(count, 1, width)
-        return {"tokens": empty, "mask": empty[..., 0].bool(), "pooled": empty[:, 0]}
-    encoded = run_session(half.session, {f"{name}.{k}": x[rows] for k, x in tensors.items()})
-    return {
-        key: x.new_zeros(count, *x.shape[1:]).index_copy(0, rows, x)
-        for key, x in zip(Features._fields, encoded, strict=True)
-    }
 
 
 def _take(inputs: Inputs, rows: Tensor, one_length: Sequence[str]) -> Inputs:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.evaluation.measure import Answers, Figures, measurable, measure
+from fusionzoo.evaluation.measure import Answers, Figures, measure
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.inference import Settings, collect_answers, labelled, tasks_of_model
 from fusionzoo.model import FusionModel
@@ -83,30 +83,6 @@ def given_table(measured: Measured) -> Table:
     everything = ["all modalities", f"{len(answers.ids):,}", *_cells(figures.fused, shown)]
     header = ["given", "samples", *(title for _, title in shown)]
     return header, [*lines[:MAX_LINES], everything]
-
-
-def presence_table(measured: Measured) -> Table | None:
-    """Return the metrics of the fusion by what samples have; None if all have the same."""
-    answers, tasks = measured.answers, measured.tasks
-    patterns = torch.stack([*answers.present.values()], 1)
-    kinds, which = patterns.unique(dim=0, return_inverse=True)
-    if len(kinds) == 1:
-        return None
-    shown = tasks.shown
-    rows = []
-    for number in which.bincount().argsort(descending=True).tolist()[:MAX_LINES]:
-        has, chosen = kinds[number].tolist(), which == number
-        names = [name for name, is_in in zip(answers.present, has, strict=True) if is_in]
-        cells = [", ".join(names) or "none", f"{int(chosen.sum()):,}"]
-        if measurable(tasks, answers, chosen):
-            logits = answers.fused[chosen].float()
-            weights = None if answers.weights is None else answers.weights[chosen]
-            part = logits, answers.target[chosen], weights
-            cells += _cells(tasks.metrics(*part, slow=True), shown)
-        else:
-            cells += [""] * len(shown)
-        rows.append(cells)
-    return ["samples that have", "samples", *(title for _, title in shown)], rows
 
 
 def _cells(figures: Mapping[str, float], shown: Sequence[tuple[str, str]]) -> list[str]:

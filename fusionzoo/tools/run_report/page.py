@@ -34,7 +34,6 @@ from .mistakes import (
     given_table,
     numbers_of,
     per_label,
-    presence_table,
     short,
     worst,
 )
@@ -186,7 +185,6 @@ def about_answers(columns: Mapping[str, Sequence[str]], measured: Measured) -> d
         "errors": error_table(numbers) if numbers else None,
         "residuals": residuals(numbers) if numbers else "",
         "given": given_table(measured),
-        "presence": presence_table(measured),
         "cards": list(cards(measured)),
         "measured": len(measured.answers.ids),
     }
