@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fusionzoo.distributed import World
+from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.features.frozen import StoredModality
@@ -52,13 +52,20 @@ class Floors(NamedTuple):
 
 
 def floors(trainer: Trainer, loaders: Loaders) -> Floors:
-    """Return what the floors answer to the test samples.
+    """Return what the floors answer to the test samples, fitted by the main process.
 
     They learn from train and validation together, linear models with the penalty that is best on
     validation. They read the cells of tables, vectors and cached features of frozen encoders; where
     other modalities are trained from scratch, the lines name those that are read. Rows with weights
     of their own have no floor.
     """
+    if not trainer.cfg.train.floors:
+        return Floors()
+    world = trainer.world
+    return from_main(_fitted(trainer, loaders) if world.main else None, world)
+
+
+def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
     tasks, encoders = trainer.module.tasks, dict(trainer.module.model.named_encoders())
     if "val" not in loaders or not tasks.has_target or trainer.module.mean_weight is not None:
         return Floors()

@@ -89,9 +89,8 @@ def train_once(
                 return Run(folder, exit_code)
             tracker.say(*checkpoint.restore_best(folder, trainer, state))
             val_answers = validate(trainer, loaders, state)
-            fitted = Floors()
+            fitted = floors(trainer, loaders)
             if cfg.train.floors:
-                fitted = from_main(floors(trainer, loaders) if world.main else fitted, world)
                 tracker.lap("floors")
             val_answers, added = average(trainer, loaders, state, val_answers, fitted, tracker)
             final = trainer
@@ -117,12 +116,18 @@ def train_once(
         if not is_trial:
             report.show_results(folder, trainer.cfg, trainer.module.tasks, results, tracker)
         report.report_failures(dataset, tracker)
-        if state.step < state.epoch_steps and not is_trial:
-            tracker.say(
-                f"warning: hardly trained, {state.step} of the {state.epoch_steps} steps of the"
-                f" first epoch: {tracker.how_to_go_on}"
-            )
+        if not is_trial:
+            warn_if_hardly_trained(state, tracker)
     return Run(folder)
+
+
+def warn_if_hardly_trained(state: checkpoint.State, tracker: Tracker) -> None:
+    """Say where a limit ended the run within its first epoch."""
+    if state.step < state.epoch_steps:
+        tracker.say(
+            f"warning: hardly trained, {state.step} of the {state.epoch_steps} steps of the"
+            f" first epoch: {tracker.how_to_go_on}"
+        )
 
 
 def open_data(
