@@ -128,8 +128,8 @@ class TrainConfig:
     )
     average_linear: bool = option(
         False,
-        "of one modality, with `floors`: answer with the mean of what is trained, tabular/tabm or"
-        " a frozen encoder's head, and the linear model, unless validation speaks against it",
+        "of one table, with `floors`: answer with the mean of tabular/tabm and the linear model,"
+        " unless validation speaks against it",
     )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")

@@ -102,8 +102,7 @@ def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
         if len(encoders) > 1:
             of_one = {x: linear(n)[0] if len(read) > 1 else everything for n, x in enumerate(read)}
         maps: list[LinearMap | None] = []
-        lone = collate.processors[next(iter(read))]
-        if trainer.cfg.train.average_linear and can_average(trainer, lone):
+        if trainer.cfg.train.average_linear and can_average(trainer):
             pairs = (known, train.targets), (learnt, labels)
             maps = [model.linear_map(tasks, *pair, setting) for pair in pairs]
     return Floors(test.ids, of_all, of_one, [x.of_raw(train.inputs) for x in maps if x is not None])

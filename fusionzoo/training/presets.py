@@ -155,7 +155,9 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
     fusion: Tree = {}
     if len(there.kinds) == 1:
         fusion = {"fusion": {"name": "late_mean", "project": False}}
-        train |= {"unimodal": False, "average_linear": True}
+        train["unimodal"] = False
+        if "tabular" in there.kinds.values():
+            train["average_linear"] = True
         reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
     small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
     optim: Tree = {}

@@ -238,7 +238,7 @@ def average(
         model.load_state_dict(before)
         return answers, None
     state.best |= {**metrics_of(tasks, averaged, slow=True), "average_linear": True}
-    tracker.say("average: the model answers with the mean of what was trained and a linear model")
+    tracker.say("average: the model answers with the mean of tabular/tabm and a linear model")
     return averaged, fitted.to_average[1]
 
 

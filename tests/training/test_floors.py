@@ -68,37 +68,28 @@ def test_gaps_categories_and_classes_have_floors_too(tmp_path: Path) -> None:
     assert [x["accuracy"] for x in run.metrics["floors"].values()] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("kind", ["classes", "numbers", "frozen"])
-def test_one_modality_is_answered_by_the_mean_of_what_was_trained_and_a_linear_model(
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_table_is_answered_by_the_mean_of_its_model_and_a_linear_one(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = table(colour=np.resize(["red", "blue", None, "red", "green"], ROWS))
     frame.loc[::7, "x"] = None
-    encoders: Any = TINY
     if kind == "classes":
         frame["target"] = np.where(frame["target"] > 0, "warm", "cold")
-    if kind == "frozen":
-        frame = table(text=[f"word {x % 3} and {x}" for x in range(ROWS)])
-        frame = frame[["text", "split", "target"]]
-        encoders = {"text": {"name": "chars", "dim": 8, "freeze": "all"}}
-    run = trained(frame, tmp_path / "a", encoders=encoders)
+    run = trained(frame, tmp_path / "a")
     assert run.metrics["average_linear"]
-    assert "the mean of what was trained and a linear model" in capsys.readouterr().out
-
-    off = {"average_linear": False, "refit": False}
-    model = trained(frame, tmp_path / "b", encoders=encoders, **off).model.eval()
+    assert "the mean of tabular/tabm and a linear model" in capsys.readouterr().out
+    model = trained(frame, tmp_path / "b", average_linear=False, refit=False).model.eval()
     rows = model.open_samples(frame.to_dict("records"))
     batch = model.collate()([rows[n] for n in range(ROWS)])
-    ((name, encoder),) = model.named_encoders()
-    inputs = batch.inputs[name]
-    x = encoder(inputs).pooled if kind == "frozen" else encoder.linear_inputs(inputs)
+    x = model.encoders["tabular"].linear_inputs(batch.inputs["tabular"]).double()
     width = model.fusion.num_outputs
     draw = torch.Generator().manual_seed(0)
     shapes = (x.shape[1], width), (width,)
-    added = LinearMap(*(torch.randn(shape, generator=draw).double() for shape in shapes))
+    added = LinearMap(*(torch.randn(x, generator=draw).double() for x in shapes))
     before = model(batch).logits.double()
     add_linear(model, added)
-    wanted = (before + x.double() @ added.weight + added.bias) / 2
+    wanted = (before + x @ added.weight + added.bias) / 2
     torch.testing.assert_close(model(batch).logits.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
