@@ -546,7 +546,7 @@ class TabM(FlatEncoder):
     @torch.no_grad()
     def add_linear(self, weight: Tensor) -> None:
         """Add to the linear map of the columns: (D, dim), in the order of `linear_inputs`."""
-        numbers, codes = weight.split([len(self.linear), len(weight) - len(self.linear)])
+        numbers, codes = weight.tensor_split([self.linear.shape[0]])
         self.linear.add_(numbers)
         if self.linear_of_category is not None:
             self.linear_of_category.rows.weight.add_(codes)
