@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Groups = Sequence[str] | NDArray[np.str_]  # the group of each item, (N,)
 LEVEL = 0.95  # confidence level of every interval
+RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
@@ -35,6 +37,9 @@ class Comparison(NamedTuple):
     low: float  # 95 % interval, over seeds and items
     high: float
     p: float
+    bootstrap_low: float  # 95 % interval over items, with the trained models fixed
+    bootstrap_high: float
+    permutation_p: float  # over items, with the trained models fixed
     mcnemar_p: float  # on the majority vote over seeds; NaN where scores are not 0 or 1
 
 
@@ -248,17 +253,25 @@ def compare(
     *,
     groups: Groups | None = None,
     test_share: float = 0.0,
+    resamples: int = RESAMPLES,
     weights: Array | None = None,
 ) -> Comparison:
     """Compare two models on the same seeds and items: both (S, N), higher is better.
 
-    `low`, `high` and `p` generalise to new seeds and new items (`crossed`). `groups` (N,) names the
-    items that belong together; `test_share` is that of `crossed`. Items count by their `weights`
-    (N,), see `by_group`; McNemar's test takes none, and is then NaN.
+    `low`, `high` and `p` generalise to new seeds and new items (`crossed`). The paired bootstrap
+    and the sign-flip permutation test resample items only, with the trained models fixed. `groups`
+    (N,) names the items that belong together; `test_share` is that of `crossed`. Items count by
+    their `weights` (N,), see `by_group`; McNemar's test takes none, and is then NaN.
     """
     gain = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     interval, p = crossed(gain, test_share, groups=groups, weights=weights)
-    return Comparison(*interval, p, mcnemar(a, b) if weights is None else math.nan)
+    by_item = by_group(gain, groups, weights).mean(0)
+    drawn, signs = _resamples(len(by_item), resamples)
+    low, high = np.quantile(drawn @ by_item, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    at_least = int((np.abs(signs @ by_item) >= abs(by_item.sum()) - 1e-9).sum())
+    permutation = (at_least + 1) / (resamples + 1)
+    votes = mcnemar(a, b) if weights is None else math.nan
+    return Comparison(*interval, p, float(low), float(high), permutation, votes)
 
 
 def mcnemar(a: Array, b: Array) -> float:
@@ -321,3 +334,12 @@ def cliques(ranks: Array, width: float) -> list[tuple[int, int]]:
         if last > first and (not runs or last > runs[-1][1]):
             runs.append((first, last))
     return runs
+
+
+@lru_cache(maxsize=4)
+def _resamples(items: int, count: int) -> tuple[Array, Array]:
+    """Draw bootstrap weights (rows sum to 1) and random signs, (count, N), from a fixed seed."""
+    draw = np.random.default_rng(0)
+    drawn = draw.multinomial(items, np.full(items, 1 / items), size=count)
+    flips = draw.integers(0, 2, (count, items))
+    return drawn.astype(np.float64) / items, 2 * flips.astype(np.float64) - 1

@@ -47,7 +47,7 @@ def test_one_seed_leaves_the_paired_t_test_and_equal_models_tie() -> None:
     same = (DRAW.random((3, 40)) < 0.7).astype(float)
     found = compare(same, same)
     assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
-    assert found.mcnemar_p == 1
+    assert (found.permutation_p, found.mcnemar_p) == (1, 1)
 
 
 def test_the_crossed_variance_is_that_of_the_analysis_of_variance_with_a_step() -> None:
@@ -73,6 +73,19 @@ def test_the_crossed_variance_is_that_of_the_analysis_of_variance_with_a_step() 
     assert below.mean == pytest.approx(above.mean)
     widths = [interval.high - interval.low for interval in (below, above)]
     assert widths[1] / widths[0] == pytest.approx(1.027, abs=0.002)
+
+
+def test_bootstrap_and_permutation_agree_with_scipys() -> None:
+    a, b = DRAW.random((1, 80)), DRAW.random((1, 80)) - 0.08
+    gain = (a - b)[0]
+    found = compare(a, b, resamples=20_000)
+    boot = stats.bootstrap((gain,), np.mean, method="percentile", n_resamples=20_000, rng=1)
+    assert found.bootstrap_low == pytest.approx(boot.confidence_interval.low, abs=0.005)
+    assert found.bootstrap_high == pytest.approx(boot.confidence_interval.high, abs=0.005)
+    flips = stats.permutation_test(
+        (gain,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1
+    )
+    assert found.permutation_p == pytest.approx(flips.pvalue, abs=0.01)
 
 
 def test_mcnemar_and_holm_agree_with_statsmodels() -> None:
@@ -126,7 +139,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(record_property: Record)
     draw, covered, runs = np.random.default_rng(7), 0, 500
     for _ in range(runs):
         a, b = answers([0.84, 0.80], seeds=5, items=184, draw=draw)
-        found = compare(a, b)
+        found = compare(a, b, resamples=10)
         covered += found.low <= 0.04 <= found.high
     record_property("coverage", covered / runs)
     assert 0.93 <= covered / runs <= 0.97
@@ -137,7 +150,7 @@ def test_corrected_tests_keep_the_family_wise_error(record_property: Record) -> 
     draw, wrong, runs = np.random.default_rng(8), 0, 500
     for _ in range(runs):
         first, *rest = answers([0.8] * 6, seeds=5, items=184, draw=draw)
-        wrong += min(holm([compare(one, first).p for one in rest])) < 0.05
+        wrong += min(holm([compare(one, first, resamples=10).p for one in rest])) < 0.05
     record_property("family_wise_error", wrong / runs)
     assert wrong / runs < 0.06
 
@@ -147,7 +160,7 @@ def test_a_planted_difference_is_found_and_a_planted_tie_called_one() -> None:
     draw, found, runs = np.random.default_rng(9), 0, 100
     for _ in range(runs):
         a, b = answers([0.88, 0.72], seeds=5, items=184, draw=draw)
-        found += compare(a, b).p < 0.05
+        found += compare(a, b, resamples=10).p < 0.05
     assert found / runs > 0.95
 
 
