@@ -19,7 +19,7 @@ from fusionzoo.inputs.command import complete_data
 from fusionzoo.loading import load
 from fusionzoo.model import FusionModel, create_model
 from fusionzoo.plugins import load_plugins
-from fusionzoo.training.build import choose_encoders
+from fusionzoo.training.build import choose_encoders, encoders_at_hand
 
 DEFAULT = "concat"
 # Fusions whose only weights are linear maps, which are left out here.
@@ -32,8 +32,9 @@ def compose(
 ) -> FusionModel:
     """Build an untrained model of pretrained encoders: `{"image": {"name": "timm/resnet18"}}`.
 
-    Without `encoders`, those that the data set names. The fused vector is the concatenation, mean,
-    sum or maximum of the encoders' vectors.
+    Without `encoders`, those that the data set names; where the hub has to be reached and cannot
+    be, those that training would take. The fused vector is the concatenation, mean, sum or maximum
+    of the encoders' vectors.
     """
     name, settings = split_name(fusion or {"name": DEFAULT}, "fusion")
     if name not in FUSIONS:
@@ -72,6 +73,9 @@ def _encoders(dataset: PairedDataset, encoders: Mapping[str, Any]) -> dict[str, 
     built = {modality: x for modality, x in encoders.items() if isinstance(x, Encoder)}
     others = {m: x for m, x in encoders.items() if m not in built}
     settings = {m: {"name": x} if isinstance(x, str) else dict(x) for m, x in others.items()}
+    if not encoders:
+        settings, notes = encoders_at_hand(dataset, settings)
+        print(*notes, sep="\n", end="\n" * bool(notes))
     chosen = {**choose_encoders(dataset, settings), **built}
     return {m: chosen[m] for m in dataset.modalities if m in (encoders or chosen)}
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from huggingface_hub import constants
 
 import fusionzoo as fz
 from fusionzoo import create_dataset, create_model
@@ -22,6 +23,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.embeddings import on_ray
 from fusionzoo.embeddings.files import read_about
 from fusionzoo.embeddings.parts import PartsFolder
+from fusionzoo.encoders import at_hand
 from fusionzoo.model import FusionModel
 from fusionzoo.scripts.embed import main as embed
 
@@ -420,6 +422,19 @@ def test_a_composition_whose_weights_would_be_random_is_refused(
         assert message in capsys.readouterr().err
     with pytest.raises(fz.FusionZooError, match=r'b 2, vector 3.*fusion="concat" takes any'):
         fz.embed(two_vectors(), encoders={"vector": frozen(3), "b": frozen(2)}, fusion="mean")
+
+
+def test_without_the_hub_a_default_encoder_is_what_training_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = at_hand.WeightsPackage("pytest", ("pytest",), {"name": "chars"})
+    monkeypatch.setattr(at_hand, "PACKAGES", {"text": installed})
+    monkeypatch.setattr(at_hand, "is_cached", lambda name: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    rows = [{"id": "a", "text": "a red bird"}]
+    with pytest.raises(fz.FusionZooError, match="the weights of chars would be random"):
+        fz.embed(rows, fusion="concat", out=tmp_path / "e.parquet")
+    assert "Instead: text chars (package pytest, frozen)" in capsys.readouterr().out
 
 
 def test_an_encoder_with_weights_from_a_file_is_composed(table: Path, tmp_path: Path) -> None:
