@@ -280,13 +280,16 @@ def test_intervals_over_random_splits_cover_the_truth(
 
 
 @pytest.mark.slow
-def test_a_whole_benchmark_covers_its_true_gain_and_seldom_calls_a_tie_a_difference() -> None:
-    procedure = coverage.PROCEDURES[1]  # groups of three samples
-    assert procedure.group == 3 and coverage.FUSIONS == 30
-    figures = coverage.simulate_procedure(procedure, 200, draws=200)
-    in_folds, over_all = (figures[x, "best single in truth"] for x in coverage.CHOICES)
+def test_a_whole_benchmark_covers_its_true_gain_and_seldom_calls_a_tie_a_difference(
+    coverage: dict[str, Any],
+) -> None:
+    simulate = coverage["simulate_procedure"]
+    procedure = coverage["PROCEDURES"][1]  # groups of three samples
+    assert procedure.group == 3 and coverage["FUSIONS"] == 30
+    figures = simulate(procedure, 200, draws=200)
+    in_folds, over_all = (figures[x, "best single in truth"] for x in coverage["CHOICES"])
     assert 0.92 <= in_folds.coverage <= 0.995
     assert in_folds.bias < over_all.bias  # the choice over all folds is made on test samples, too
     assert figures["in each fold", "best single on the test split"].bias < 0.005
-    ties = coverage.simulate_procedure(procedure, 200, tie=True, draws=200)
+    ties = simulate(procedure, 200, tie=True, draws=200)
     assert ties["in each fold", "best single on the test split"].called_different <= 0.08
