@@ -87,7 +87,7 @@ def read_features(
         if kind == "vector" and name not in cfg.encoders
     }
     cfg = replace(cfg, encoders={**cfg.encoders, **as_they_are})
-    bench, opened = open_bench(cfg, DataSpec(dataset=opened) if data.is_in_memory else None)
+    bench, opened = open_bench(cfg, data)
     encoders = build_encoders(bench.cfg, opened)
     untrained = [name for name, encoder in encoders.items() if is_untrained(encoder)]
     bench = prepare(bench, opened, tokens=False)
