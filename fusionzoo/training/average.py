@@ -6,10 +6,8 @@ tables a network and a linear model do: perf/default.py, results/LOG.md.
 
 from __future__ import annotations
 
-import copy
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fusionzoo.encoders.tabular import TabM
 from fusionzoo.evaluation.measure import Answers
@@ -58,11 +56,8 @@ def add_linear(model: FusionModel, added: LinearMap) -> None:
 def is_worse(tasks: Tasks, answers: Answers, than: Answers) -> bool:
     """Whether answers have a larger loss than others to the same samples, by more than a standard
     error: others were chosen by these samples, and look better there than they are."""
-    tasks = copy.deepcopy(tasks).cpu()
-    difference = _losses(tasks, answers) - _losses(tasks, than)
+    tasks = tasks.on_cpu()
+    losses = [tasks.criterion(x.fused, x.target).double() for x in (answers, than)]
+    difference = losses[0] - losses[1]
     error = difference.std(correction=0) / len(difference) ** 0.5
     return bool(difference.mean() > error)
-
-
-def _losses(tasks: Tasks, answers: Answers) -> Tensor:
-    return tasks.criterion(answers.fused, answers.target).double()

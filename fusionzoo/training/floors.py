@@ -66,7 +66,7 @@ def floors(trainer: Trainer, loaders: Loaders) -> Floors:
 
 
 def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
-    tasks, encoders = trainer.module.tasks, dict(trainer.module.model.named_encoders())
+    tasks, encoders = trainer.module.tasks.on_cpu(), dict(trainer.module.model.named_encoders())
     if "val" not in loaders or not tasks.has_target or trainer.module.mean_weight is not None:
         return Floors()
     collate: Any = loaders["val"].collate_fn
@@ -125,7 +125,8 @@ def _rows(
     for batch in loader:
         assert batch.target is not None
         there = batch.present[:, places]
-        numbers = [_numbers(encoder, batch.inputs[x]) for x, encoder in encoders.items()]
+        inputs = batch.to(trainer.world.device).inputs
+        numbers = [_numbers(encoder, inputs[x]).cpu() for x, encoder in encoders.items()]
         pairs = zip(numbers, there.unbind(1), strict=True)
         parts.append([torch.where(has[:, None], x, 0).double() for x, has in pairs])
         present.append(there)

@@ -5,6 +5,7 @@ Shapes: `B` rows, `N` rows of a split, `K` logits and `C` label columns of all t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 
@@ -75,6 +76,10 @@ class Tasks(nn.Module):
             return
         self.leading, self.higher, self._slow_leads = name, not self._is_error(name), known[name]
         self.shown = tuple(({name: name} | dict(self.shown)).items())
+
+    def on_cpu(self) -> Tasks:
+        """Return a copy for answers that lie on the CPU: weights of classes are tensors."""
+        return copy.deepcopy(self).cpu()
 
     @property
     def has_target(self) -> bool:
