@@ -105,6 +105,41 @@ class Fusion(nn.Module):
         alone (`unimodal`) gain its own W_m x_m; embedding and weights stay those of the fusion.
         Each W_m learns in the phases that train the last layers.
         """
+        for parameter in self._last_parameters():
+            nn.init.zeros_(parameter)
+        self._join_linear()
+        return self
+
+    @property
+    def ends_linear(self) -> bool:
+        """Whether the logits are one linear layer's, so that `average_with` can halve them."""
+        if self.joins_linear or len(self.last_layers) != 1:
+            return False
+        try:
+            biases = [x for x in self._last_parameters() if x.ndim == 1]
+        except FusionZooError:
+            return False
+        return len(biases) == 1 and len(biases[0]) == self.num_outputs
+
+    @torch.no_grad()
+    def average_with(self, weights: Mapping[str, Tensor], bias: Tensor) -> None:
+        """Let the logits be the mean of what they were and of sum_m W_m x_m + b.
+
+        Shapes: `weights` modality -> (K, dims[modality]), `bias` (K,)
+        """
+        if self.linear_skip is None:
+            self._join_linear()
+        assert self.linear_skip is not None
+        for parameter in (*self._last_parameters(), *self.linear_skip.parameters()):
+            parameter.mul_(0.5)
+            if parameter.ndim == 1:
+                parameter.add_(bias.to(parameter) / 2)
+        for name, weight in weights.items():
+            of_modality = self.linear_skip.get_parameter(f"{name}.weight")
+            of_modality.add_(weight.to(of_modality) / 2)
+
+    def _last_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the layers that give the logits."""
         parts = {**dict(self.named_parameters()), **dict(self.named_modules())}
         named = [parts[layer] for layer in self.last_layers if layer in parts]
         last = [parameter for part in named for parameter in self._of_last_layer(part)]
@@ -113,13 +148,18 @@ class Fusion(nn.Module):
                 f"linear_skip: {type(self).__name__} has no layer {' or '.join(self.last_layers)}"
                 " that could start at zero; name those that give its logits in `last_layers`"
             )
+        return last
+
+    def _join_linear(self) -> None:
+        """Add a linear layer of each modality's pooled vector, all zeros."""
+        like = next(self.parameters())
         skip = nn.ModuleDict(
             {
-                name: nn.Linear(width, self.linear_outputs, bias=False)
+                name: nn.Linear(width, self.linear_outputs, bias=False).to(like)
                 for name, width in self.dims.items()
             }
         )
-        for parameter in (*last, *skip.parameters()):
+        for parameter in skip.parameters():
             nn.init.zeros_(parameter)
         self.linear_skip = skip
         self.phases = tuple(
@@ -131,7 +171,6 @@ class Fusion(nn.Module):
         if not self.joins_linear:
             # Not a forward hook, which torch.compile leaves out of its graph.
             self.forward = self._with_linear  # type: ignore[method-assign]
-        return self
 
     def _of_last_layer(self, part: nn.Module | nn.Parameter) -> list[nn.Parameter]:
         """Return the parameters that give a part's output: were those before zero, too, the layer

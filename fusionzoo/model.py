@@ -280,6 +280,8 @@ class FusionModel(Answering, nn.Module):
             "first_weights": self._first_weights
             or {name: origin_of(encoder) for name, encoder in self.named_encoders()},
         }
+        if self.fusion.linear_skip is not None:  # which training may have added
+            added["fusion"] = {**self._components["fusion"], "linear_skip": True}
         return {**self._components, **{key: x for key, x in added.items() if x}}
 
     @property

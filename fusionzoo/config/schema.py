@@ -128,8 +128,8 @@ class TrainConfig:
     )
     average_linear: bool = option(
         False,
-        "of one table, with `floors`: answer with the mean of tabular/tabm and the linear model,"
-        " unless validation speaks against it",
+        "with `floors`, of one table, or frozen encoders and vectors: answer with the mean of model"
+        " and linear model, unless validation speaks against it",
     )
     batch_size: Count = option(32, "samples per process and step")
     accumulate: Count = option(1, "batches accumulated per optimiser step")

@@ -631,6 +631,25 @@ def a_linear_skip_starts_as_a_linear_model_and_learns(make: Maker) -> None:
 
 
 @CHECKS.add
+def the_mean_with_a_linear_model_is_exact(make: Maker) -> None:
+    """Tried: `average_with` of random weights, modalities missing, where the fusion `ends_linear`.
+
+    Training joins the two so by default, where the encoders are frozen.
+    """
+    fusion = build(make)
+    if not fusion.ends_linear:
+        return
+    inputs = features(full(4))
+    inputs["image"] = inputs["image"]._replace(mask=inputs["image"].mask & False)
+    weights = {name: torch.randn(OUTPUTS, width).double() for name, width in fusion.dims.items()}
+    bias, pooled = torch.randn(OUTPUTS).double(), fusion.pooled(inputs)
+    linear = bias + sum(pooled[name] @ weight.T for name, weight in weights.items())
+    wanted = (fusion(inputs).logits + linear) / 2
+    fusion.average_with(weights, bias)
+    assert torch.allclose(fusion(inputs).logits, wanted), "its logits are not those of one layer"
+
+
+@CHECKS.add
 def gradients_are_the_derivatives(make: Maker) -> None:
     """Tried: torch.autograd.gradcheck on embedding and logits, two modalities."""
     fusion = build(make, 2)

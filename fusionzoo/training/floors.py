@@ -20,10 +20,10 @@ from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.features.frozen import StoredModality
 from fusionzoo.structures import Features
 
-from .average import can_average
+from .average import ToAverage, can_average
 from .fit import Loaders
 from .fitted.components import Trees
-from .fitted.linear import Linear, LinearMap
+from .fitted.linear import Linear
 from .fitted.method import Inputs, Setting
 from .loaders import build_loader
 from .trainer import Trainer
@@ -43,12 +43,12 @@ class _Samples(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """Logits of the test samples, (N, K), and the linear models of `average_linear`."""
+    """Logits of the test samples, (N, K), and what `average_linear` asks for."""
 
     ids: Sequence[str] = ()  # of the samples
     of_all: Mapping[str, Tensor] = {}  # by their line in the table
     of_one: Mapping[str, Tensor] = {}  # modality -> that of a linear model of it
-    to_average: Sequence[LinearMap] = ()  # learnt from train; from train and val
+    to_average: ToAverage | None = None
 
 
 def floors(trainer: Trainer, loaders: Loaders) -> Floors:
@@ -101,11 +101,14 @@ def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
         of_one = {}
         if len(encoders) > 1:
             of_one = {x: linear(n)[0] if len(read) > 1 else everything for n, x in enumerate(read)}
-        maps: list[LinearMap | None] = []
-        if trainer.cfg.train.average_linear and can_average(trainer):
+        to_average = None
+        if trainer.cfg.train.average_linear and can_average(trainer, read):
             pairs = (known, train.targets), (learnt, labels)
             maps = [model.linear_map(tasks, *pair, setting) for pair in pairs]
-    return Floors(test.ids, of_all, of_one, [x.of_raw(train.inputs) for x in maps if x is not None])
+            raw = [x.of_raw(train.inputs) for x in maps if x is not None]
+            if maps[0] is not None and len(raw) == len(maps):
+                to_average = ToAverage([*read], raw[0], raw[1], val.ids, maps[0](to_validate))
+    return Floors(test.ids, of_all, of_one, to_average)
 
 
 def _is_read(encoder: Encoder, processor: Any) -> bool:

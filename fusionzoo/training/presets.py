@@ -144,6 +144,7 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         "time_limit": length.time_limit,
         "refit": length.refit and there.rows <= FEW,
         "floors": True,
+        "average_linear": True,
     }
     if length.trials > 1:
         train["trials"] = length.trials
@@ -156,8 +157,6 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
     if len(there.kinds) == 1:
         fusion = {"fusion": {"name": "late_mean", "project": False}}
         train["unimodal"] = False
-        if "tabular" in there.kinds.values():
-            train["average_linear"] = True
         reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
     small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
     optim: Tree = {}

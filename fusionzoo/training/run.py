@@ -19,9 +19,8 @@ from fusionzoo.inputs.data import with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
 
 from . import build, checkpoint, presets, report
-from .average import add_linear, is_worse
+from .average import ToAverage, add_linear, is_worse
 from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers, metrics_of
-from .fitted.linear import LinearMap
 from .floors import Floors, floors
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
@@ -92,14 +91,14 @@ def train_once(
             fitted = floors(trainer, loaders)
             if cfg.train.floors:
                 tracker.lap("floors")
-            val_answers, added = average(trainer, loaders, state, val_answers, fitted, tracker)
+            val_answers, added = average(trainer, state, val_answers, fitted, tracker)
             final = trainer
             if cfg.train.refit and has_time_for_refit(trainer, tracker):
                 final, loaders, splits, exit_code = refit(trainer, dataset, state, folder, tracker)
                 if exit_code:
                     return Run(folder, exit_code)
                 if added is not None:
-                    add_linear(final.module.model, added)
+                    add_linear(final.module.model, added.of_all, added.modalities)
             with final.ema_weights():
                 to_calibrate = None if cfg.train.calibrate == "none" else val_answers
                 test, calibration, figures = report.test_model(
@@ -220,26 +219,24 @@ def validate(trainer: Trainer, loaders: Loaders, state: checkpoint.State) -> Ans
 
 def average(
     trainer: Trainer,
-    loaders: Loaders,
     state: checkpoint.State,
     answers: Answers | None,
     fitted: Floors,
     tracker: Tracker,
-) -> tuple[Answers | None, LinearMap | None]:
+) -> tuple[Answers | None, ToAverage | None]:
     """Let the model answer with the mean of itself and a linear model, unless validation speaks
     against it; return its answers there, and what a refitted model is averaged with."""
-    if answers is None or len(fitted.to_average) < 2:
+    linear, model, tasks = fitted.to_average, trainer.module.model, trainer.module.tasks
+    if answers is None or linear is None:
         return answers, None
-    model, tasks = trainer.module.model, trainer.module.tasks
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    add_linear(model, fitted.to_average[0])
-    averaged = collect_answers(trainer, loaders["val"])
+    averaged = linear.mean(answers)
     if is_worse(tasks, averaged, answers):
-        model.load_state_dict(before)
         return answers, None
+    add_linear(model, linear.of_train, linear.modalities)
     state.best |= {**metrics_of(tasks, averaged, slow=True), "average_linear": True}
-    tracker.say("average: the model answers with the mean of tabular/tabm and a linear model")
-    return averaged, fitted.to_average[1]
+    name = "tabular/tabm" if len(model.encoders) == 1 else trainer.cfg.fusion["name"]
+    tracker.say(f"average: the model answers with the mean of {name} and a linear model")
+    return averaged, linear
 
 
 def has_time_for_refit(trainer: Trainer, tracker: Tracker) -> bool:

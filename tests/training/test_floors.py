@@ -88,8 +88,32 @@ def test_a_table_is_answered_by_the_mean_of_its_model_and_a_linear_one(
     shapes = (x.shape[1], width), (width,)
     added = LinearMap(*(torch.randn(x, generator=draw).double() for x in shapes))
     before = model(batch).logits.double()
-    add_linear(model, added)
+    add_linear(model, added, ["tabular"])
     wanted = (before + x @ added.weight + added.bias) / 2
+    torch.testing.assert_close(model(batch).logits.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_are_answered_by_the_mean_of_their_fusion_and_a_linear_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = table(left=[*np.random.default_rng(1).normal(50, 9, size=(ROWS, 3))])
+    far["right"] = [row if n % 5 else None for n, row in enumerate(far[["x", "y"]].to_numpy())]
+    frame = far[["left", "right", "split", "target"]]
+    identity = dict.fromkeys(("left", "right"), {"name": "vector/identity"})
+    run = trained(frame, tmp_path / "a", encoders=identity)
+    assert run.metrics["average_linear"] and run.metrics["test"]["r2"] > 0.3  # in two epochs
+    assert "the mean of gmu and a linear model" in capsys.readouterr().out
+    records = frame.to_dict("records")
+    assert fz.load(tmp_path / "a").predict(records) == run.model.predict(records)
+    settings: dict[str, Any] = {"encoders": identity, "average_linear": False, "refit": False}
+    model = trained(frame, tmp_path / "b", **settings).model.eval()
+    rows = model.open_samples(records)
+    batch = model.collate()([rows[n] for n in range(ROWS) if n % 5])
+    x = torch.cat([batch.inputs[name]["values"] for name in identity], dim=1).double()
+    draw = torch.Generator().manual_seed(0)
+    added = LinearMap(*(torch.randn(x, generator=draw).double() for x in ((5, 1), (1,))))
+    wanted = (model(batch).logits + x @ added.weight + added.bias) / 2
+    add_linear(model, added, [*identity])
     torch.testing.assert_close(model(batch).logits.double(), wanted, rtol=1e-4, atol=1e-4)
 
 

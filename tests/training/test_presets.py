@@ -274,7 +274,8 @@ def test_flags_stand_over_the_config_and_both_over_the_preset(tmp_path: Path) ->
     assert (cfg.preset, cfg.given) == ("none", {})
     (line,) = (x for x in lines if x.startswith("  train: "))
     assert line.endswith(
-        "epochs 3, patience 2, refit, floors, metric loss, channels_last (with your settings)"
+        "epochs 3, patience 2, refit, floors, average_linear, metric loss, channels_last"
+        " (with your settings)"
     )
     assert any(x.startswith("  encoders.note:") and "with your settings" in x for x in lines)
 

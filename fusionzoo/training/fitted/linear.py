@@ -26,9 +26,14 @@ class LinearMap(NamedTuple):
     weight: Tensor  # (D, K)
     bias: Tensor  # (K,)
 
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Return the logits of samples, (N, K)."""
+        return torch.from_numpy(inputs.side_by_side) @ self.weight + self.bias
+
     def of_raw(self, inputs: Inputs) -> LinearMap:
         """Return the map of columns as they are, of one that reads them standardised by these."""
-        mean, deviation = map(torch.from_numpy, inputs.moments(0))
+        moments = zip(*(inputs.moments(place) for place in range(len(inputs.parts))), strict=True)
+        mean, deviation = (torch.from_numpy(np.concatenate(x)) for x in moments)
         weight = self.weight / deviation[:, None]
         return LinearMap(weight, self.bias - mean @ weight)
 
