@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .samplers import PairedBatchSampler as PairedBatchSampler
     from .samplers import PairedSampler as PairedSampler
     from .samplers import make_sampler as make_sampler
+    from .sources.table_files import READERS as READERS
+    from .sources.table_files import TableReader as TableReader
+    from .sources.table_settings import TableSettings as TableSettings
+    from .tables.provenance import Provenance as Provenance
     from .tables.splits import split_by_hash as split_by_hash
 
 _HOMES = {  # name -> its module, which imports torch and so waits until the name is used
@@ -31,15 +35,23 @@ _HOMES = {  # name -> its module, which imports torch and so waits until the nam
     "PairedBatchSampler": "samplers",
     "PairedSampler": "samplers",
     "make_sampler": "samplers",
+    "READERS": "sources.table_files",
+    "TableReader": "sources.table_files",
+    "TableSettings": "sources.table_settings",
+    "Provenance": "tables.provenance",
     "split_by_hash": "tables.splits",
 }
 __all__ = [
     "DATASETS",
+    "READERS",
     "Collate",
     "DatasetEntry",
     "PairedBatchSampler",
     "PairedDataset",
     "PairedSampler",
+    "Provenance",
+    "TableReader",
+    "TableSettings",
     "create_dataset",
     "list_datasets",
     "make_sampler",

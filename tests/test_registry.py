@@ -9,7 +9,7 @@ import pytest
 
 import fusionzoo
 from fusionzoo.cli import main
-from fusionzoo.datasets import DATASETS, DatasetEntry, PairedDataset
+from fusionzoo.datasets import DATASETS, READERS, DatasetEntry, PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.encoders import ENCODERS, Encoder, EncoderEntry
 from fusionzoo.encoders.vector import VectorIdentity
@@ -29,6 +29,7 @@ REGISTRIES: dict[str, tuple[Registry[Any, Any], str]] = {  # a registry, and a w
     "training strategy": (BALANCE, "gradients"),
     "objective": (OBJECTIVES, "objectives"),
     "metric": (METRICS, "regresion"),
+    "kind of table": (READERS, "texts"),
 }
 
 

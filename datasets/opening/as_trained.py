@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +17,9 @@ from fusionzoo.errors import FusionZooError, list_names
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
 from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of
-from ..sources.table_files import sheet_names
 from ..tables.provenance import Loaded
 from ..tables.table import ROLES, word_list
-from .complete import has_open_sheet, load_table_of, missing_words
+from .complete import load_table_of, missing_words, open_sheets
 from .naming import TABLE, resolve_name
 from .spec import DataSpec
 
@@ -91,10 +89,10 @@ def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
 def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Loaded:
     """Read the table; of a workbook the sheet with most of the columns that a model was trained on,
     which is set: of equal ones that of the training data, else the first."""
-    if not has_open_sheet(settings):
+    names = open_sheets(settings)
+    if not names:
         return load_table_of(settings)
     wanted = named_columns(stored) - {"target"}
-    names = sheet_names(Path(str(settings["root"])).expanduser())
     best, most = None, (-1, False)
     for name in names if len(names) > 1 else ():
         with suppress(FusionZooError):  # an empty one

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..shards.storage import is_url
 from ..sources.array_files import is_view_folder, read_array_file
-from ..sources.table_files import READERS, read_table, table_suffix
+from ..sources.table_files import read_table, reader_of
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import with_text_of_uuids
 from ..tables.provenance import Loaded
@@ -45,5 +45,5 @@ def _load(settings: TableSettings) -> Loaded:
         source=UNNAMED if STORED.search(str(path)) else str(path),
         root=path.parent,
         provenance=provenance,
-        has_nulls=READERS[table_suffix(path)].has_nulls,
+        has_nulls=reader_of(path).has_nulls,
     )

@@ -13,7 +13,7 @@ from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from ..shards.storage import is_url
 from ..sources.array_files import is_view_folder
 from ..sources.cell_kinds import NONE
-from ..sources.table_files import READERS, table_suffix
+from ..sources.table_files import can_read
 
 if TYPE_CHECKING:
     from ..paired import PairedDataset
@@ -56,7 +56,7 @@ def settings_of(data: Any) -> dict[str, Any]:
 
         as_table = is_sharded(path) or is_view_folder(path)
         return {"name": "manifest" if as_table else "folders", "root": str(path)}
-    if path.exists() or table_suffix(path) in READERS or isinstance(data, os.PathLike):
+    if path.exists() or can_read(path) or isinstance(data, os.PathLike):
         return {"name": "manifest", "root": str(path)}
     from ..base import DATASETS
 
@@ -101,7 +101,7 @@ def is_path(text: str) -> bool:
 
 def _names_a_table(text: str) -> bool:
     """Whether text alone tells that it is a URL or the file of a table."""
-    return is_url(text) or table_suffix(Path(text)) in READERS
+    return is_url(text) or can_read(Path(text))
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

@@ -6,18 +6,19 @@ import datetime
 import re
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, check_known, did_you_mean, explained
+from fusionzoo.registry import Entry, Registry
 
-from ..media.arrays import ZIP
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode
 from ..tables.parquet import read_parquet
@@ -42,31 +43,45 @@ XML_EXPANSION = 3  # bytes in memory for a byte of a sheet's XML, about
 STARTS_OF_XML = (b"<", b"\xef", b"\xff", b"\xfe")  # the last three: of a byte order mark
 ROW = re.compile(rb"<(?:\w+:)?(?:row|si)[\s/>]")  # a row of a sheet, a shared text
 QUOTED = re.compile(r'"[^"]*"|\\.')  # text in a format of numbers
-HOW_TO_SAVE = {".xls": ".xlsx or .csv", ".json": ".jsonl"}
-Read = Callable[[Path, TableSettings], tuple[pa.Table, Provenance]]
+HOW_TO_SAVE = {"xls": ".xlsx or .csv", "json": ".jsonl"}
 SheetCells = tuple[list[tuple[Any, ...]], list[Any], list[str]]  # cells, merged ones, all sheets
+READERS: Registry[TableReader, Entry[TableReader]] = Registry(
+    "kind of table", "fusionzoo data list", Entry, ("text", "binary", "workbook")
+)
 
 
-class TableReader(NamedTuple):
-    """How the files with an ending are read."""
+class TableReader(ABC):
+    """Reads the files with an ending, under which a subclass is registered, without the dot."""
 
-    read: Read
-    sheet_names: Callable[[Path], list[str]] | None = None  # of a workbook, those in sight first
-    has_nulls: bool = False  # whether missing values are marked, rather than by words
+    has_nulls: ClassVar[bool] = False  # whether missing values are marked, rather than by words
+
+    @abstractmethod
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        """Return the columns of a file, and the numbers of its rows and how it was read, if they
+        are known: `Provenance()`. Text is read as other columns of text are: as numbers, paths, ...
+        """
+
+    def sheets(self, path: Path) -> list[str] | None:
+        """Return the names of a workbook's sheets, those in sight first; None: it has none."""
+        return None
 
 
-def is_workbook(path: Path) -> bool:
-    """Whether a file's name says that it is a workbook of sheets."""
-    reader = READERS.get(table_suffix(path))
-    return reader is not None and reader.sheet_names is not None
+def can_read(path: Path) -> bool:
+    """Whether a file's name has the ending of a table."""
+    suffix = table_suffix(path)
+    return bool(suffix) and suffix in READERS
 
 
-def sheet_names(path: Path) -> list[str]:
-    """Return the names of a workbook's sheets, those in sight first."""
-    _check_file(path)
-    names_of = READERS[table_suffix(path)].sheet_names
-    assert names_of is not None
-    return names_of(path)
+def reader_of(path: Path) -> TableReader:
+    """Return what reads a file; raise an error for one that is not there, or another kind."""
+    if not path.is_file():
+        near = [x.name for x in path.parent.glob("*") if can_read(x)]
+        raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
+    suffix = table_suffix(path)
+    if not can_read(path):
+        repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
+        raise FusionZooError(f"{path} is none of .{', .'.join(READERS)}{repair}")
+    return READERS.create(suffix)
 
 
 def _read_sheet(
@@ -276,23 +291,19 @@ def _text(cell: Any) -> str | None:
 
 
 def table_suffix(path: Path) -> str:
-    """Return a file's ending in lower case, without .gz: `.csv` of `A.CSV.gz`."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    is_text = len(suffixes) > 1 and suffixes[-1] == ".gz"
+    """Return a file's ending in lower case, without dot and .gz: `csv` of `A.CSV.gz`."""
+    suffixes = [suffix.lower().removeprefix(".") for suffix in path.suffixes]
+    is_text = len(suffixes) > 1 and suffixes[-1] == "gz"
     return suffixes[-2] if is_text else suffixes[-1] if suffixes else ""
 
 
 def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
     """Read a file; return its columns, how it was read and the numbers of its rows."""
-    _check_file(path)
-    suffix = table_suffix(path)
-    if suffix not in READERS:
-        repair = f"; save it as {HOW_TO_SAVE[suffix]}" if suffix in HOW_TO_SAVE else ""
-        raise FusionZooError(f"{path} is none of {', '.join(READERS)}{repair}")
+    reader = reader_of(path)
     damages = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error)
     with explained(f"{path} cannot be read", *damages):
         _check_ending(path)
-        table, provenance = READERS[suffix].read(path, settings)
+        table, provenance = reader.read(path, settings)
         return check_unicode(table, str(path)), provenance
 
 
@@ -317,19 +328,12 @@ def read_split_file(path: Path) -> dict[str, str]:
     return split_of
 
 
-def _check_file(path: Path) -> None:
-    """Raise an error for a file that is not there, with the nearest of its folder."""
-    if not path.is_file():
-        near = [x.name for x in path.parent.glob("*") if table_suffix(x) in READERS]
-        raise FusionZooError(f"no file {path}.{did_you_mean(path.name, near)}")
-
-
 def _check_ending(path: Path) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    is_zip = is_workbook(path) or table_suffix(path) in ZIP
-    if head.startswith(NO_TABLES) or (head.startswith(b"pk\x03\x04") and not is_zip):
+    is_text = READERS[table_suffix(path)].family == "text"
+    if head.startswith((*NO_TABLES, *([b"pk\x03\x04"] if is_text else []))):
         advice = "save it as CSV, give a workbook its ending, or fetch it (`git lfs pull`)"
         raise FusionZooError(f"{path} is no table, as it starts with {head[:24]!r}: {advice}")
 
@@ -384,33 +388,76 @@ def _text_file(path: Path, settings: TableSettings) -> tuple[TextFile, tuple[str
     return TextFile(path, encoding), reading
 
 
-def _sheets_of_excel(path: Path) -> list[str]:
-    import openpyxl
+@READERS.register("csv", family="text")
+class CSVReader(TableReader):
+    """Text, a line a row, with commas between the cells."""
 
-    with closing(openpyxl.load_workbook(path, read_only=True, keep_links=False)) as book:
-        sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
-        return [sheet.title for sheet in sheets]
+    delimiter: ClassVar[str] = ","
 
-
-def _read_json_lines(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-    file, reading = _text_file(path, settings)
-    table, numbers = read_json_lines(file)
-    return table, Provenance(row_numbers=numbers, reading=reading)
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        return _read_text(path, settings, self.delimiter)
 
 
-READERS: dict[str, TableReader] = {  # by ending, as `table_suffix` returns it; listed in this order
-    ".csv": TableReader(partial(_read_text, usual_delimiter=",")),
-    ".tsv": TableReader(partial(_read_text, usual_delimiter="\t")),
-    **dict.fromkeys((".jsonl", ".ndjson"), TableReader(_read_json_lines)),
-    ".parquet": TableReader(
-        lambda path, _: (mark_index(read_parquet(path)), Provenance()), has_nulls=True
-    ),
-    **dict.fromkeys(
-        (".mat", ".npz"), TableReader(lambda path, _: read_array_file(path), has_nulls=True)
-    ),
-    ".xlsx": TableReader(partial(_read_sheet, read=_cells, check_formulas=True), _sheets_of_excel),
-    ".ods": TableReader(
-        partial(_read_sheet, read=_cells_of_open_document),
-        lambda path: [sheet.name for sheet in read_sheets(path)],
-    ),
-}
+@READERS.register("tsv", family="text")
+class TSVReader(CSVReader):
+    """Text, a line a row, with tabs between the cells."""
+
+    delimiter = "\t"
+
+
+@READERS.register("jsonl", family="text")
+@READERS.register("ndjson", family="text")
+class JSONLinesReader(TableReader):
+    """Text, a JSON object a line."""
+
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        file, reading = _text_file(path, settings)
+        table, numbers = read_json_lines(file)
+        return table, Provenance(row_numbers=numbers, reading=reading)
+
+
+@READERS.register("parquet", family="binary")
+class ParquetReader(TableReader):
+    """Apache Parquet."""
+
+    has_nulls = True
+
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        return mark_index(read_parquet(path)), Provenance()
+
+
+@READERS.register("npz", family="binary")
+@READERS.register("mat", family="binary")
+class ArrayReader(TableReader):
+    """Arrays of NumPy or MATLAB, a row of each a sample."""
+
+    has_nulls = True
+
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        return read_array_file(path)
+
+
+@READERS.register("xlsx", family="workbook")
+class ExcelReader(TableReader):
+    """A sheet of a workbook of Excel."""
+
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        return _read_sheet(path, settings, _cells, check_formulas=True)
+
+    def sheets(self, path: Path) -> list[str]:
+        import openpyxl
+
+        with closing(openpyxl.load_workbook(path, read_only=True, keep_links=False)) as book:
+            sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
+            return [sheet.title for sheet in sheets]
+
+
+@READERS.register("ods", family="workbook")
+class OpenDocumentReader(TableReader):
+    """A sheet of a workbook of LibreOffice."""
+
+    def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+        return _read_sheet(path, settings, _cells_of_open_document)
+
+    def sheets(self, path: Path) -> list[str]:
+        return [sheet.name for sheet in read_sheets(path)]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fusionzoo.config import BenchmarkConfig, RunConfig
 from fusionzoo.datasets.opening.complete import complete
 from fusionzoo.datasets.opening.spec import DataSpec
-from fusionzoo.datasets.sources.table_files import READERS, table_suffix
+from fusionzoo.datasets.sources.table_files import can_read
 from fusionzoo.datasets.tables.splits import makers_of_splits
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
@@ -77,7 +77,7 @@ def split_words(cfg: BenchmarkConfig) -> list[str]:
 
 def is_split_file(word: str) -> bool:
     """Whether a word of `--splits` names a file, by its ending or because it is there."""
-    return table_suffix(Path(word)) in READERS or Path(word).expanduser().is_file()
+    return can_read(Path(word)) or Path(word).expanduser().is_file()
 
 
 def required(data: DataSpec) -> DataSpec:

@@ -229,24 +229,29 @@ def test_text_that_looks_like_file_names_is_pointed_out(tmp_path: Path) -> None:
     assert "hint" not in summary(opened(tmp_path, header, rows[:2], paths="text"))
 
 
-def test_a_reader_of_another_ending_is_one_entry(
+def test_a_reader_of_another_ending_is_one_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
-        rows = [line.split("|") for line in path.read_text().splitlines()]
-        return pa.table({rows[0][n]: [row[n] for row in rows[1:]] for n in (0, 1)}), Provenance()
+    class Bars(TableReader):
+        """Text, with bars between the cells."""
 
+        def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
+            lines = [line.split("|") for line in path.read_text().splitlines()]
+            columns = zip(*lines[1:], strict=True)
+            return pa.table([list(x) for x in columns], names=lines[0]), Provenance()
+
+    monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
     path = tmp_path / "pets.bars"
     path.write_text("text|target\na cat|cat\nNA|dog\na dog|dog\n")
     assert not is_path("missing.bars")
-    monkeypatch.setitem(READERS, ".bars", TableReader(read))
+    READERS.register("bars", family="text")(Bars)
     assert is_path("missing.bars")
     data = create_dataset(str(path), targets={}, drop_empty=True)
     assert data.column("text") == ["a cat", "a dog"]  # NA is a word for a missing value
     (tmp_path / "pets.doc").write_text("")
     with pytest.raises(FusionZooError, match=r"is none of .csv, .tsv, .*, .ods, .bars"):
         create_dataset("manifest", root=str(tmp_path / "pets.doc"))
-    monkeypatch.setitem(READERS, ".bars", TableReader(read, has_nulls=True))
+    monkeypatch.setattr(Bars, "has_nulls", True)
     data = create_dataset(str(path), targets={})
     assert data.column("text") == ["a cat", "NA", "a dog"]
 

@@ -99,7 +99,7 @@ def test_vectors_are_answered_by_the_mean_of_their_fusion_and_a_linear_model(
     far = table(left=[*np.random.default_rng(1).normal(50, 9, size=(ROWS, 3))])
     far["right"] = [row if n % 5 else None for n, row in enumerate(far[["x", "y"]].to_numpy())]
     frame = far[["left", "right", "split", "target"]]
-    identity = dict.fromkeys(("left", "right"), {"name": "vector/identity"})
+    identity = {key: {"name": "vector/identity"} for key in ("left", "right")}
     run = trained(frame, tmp_path / "a", encoders=identity)
     assert run.metrics["average_linear"] and run.metrics["test"]["r2"] > 0.3  # in two epochs
     assert "the mean of gmu and a linear model" in capsys.readouterr().out
