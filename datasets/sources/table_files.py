@@ -332,8 +332,9 @@ def _check_ending(path: Path) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    is_text = READERS[table_suffix(path)].family == "text"
-    if head.startswith((*NO_TABLES, *([b"pk\x03\x04"] if is_text else []))):
+    suffix = table_suffix(path)
+    may_be_zip = READERS[suffix].family != "text" and suffix != "parquet"
+    if head.startswith((*NO_TABLES, *(() if may_be_zip else (b"pk\x03\x04",)))):
         advice = "save it as CSV, give a workbook its ending, or fetch it (`git lfs pull`)"
         raise FusionZooError(f"{path} is no table, as it starts with {head[:24]!r}: {advice}")
 
