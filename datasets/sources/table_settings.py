@@ -32,7 +32,8 @@ class TableSettings:
             those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`; what the cells of a column
             of a tabular modality are, `{"weight": "number kg", "admission": "date dmy"}`: number,
-            date (`iso`, `dmy`, `mdy`, `excel`), category, or none to leave it out
+            date (`iso`, `dmy`, `mdy`, `excel`), category, text, image, audio, vector, sequence, or
+            none to leave it out
         shares: of train, val and test in splits by hash or time
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
