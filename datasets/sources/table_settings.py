@@ -53,7 +53,8 @@ class TableSettings:
             null: `NA`, `nan`, `null` and the like in text files and spreadsheets, none elsewhere
         drop_empty: whether rows without any modality are left out, with `join` samples without any
             of all sources; else they are an error
-        label_separator: between the labels of a multilabel target
+        label_separator: between the labels of a multilabel target; lists, `['sun', 'sea']` and
+            vectors `[1 0 1]` of the labels 0, 1, 2 need none
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source
