@@ -12,7 +12,6 @@ import csv
 import io
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -133,7 +132,6 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
 FIRST = "<!-- first: begin -->", "<!-- first: end -->"
 EXPORTED = "<!-- exported: begin -->", "<!-- exported: end -->"
-TRIED = "<!-- tried: begin -->", "<!-- tried: end -->"
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
 ![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
@@ -472,26 +470,6 @@ def deploy(text: str) -> str:
     return f"{before}{begin}\n{exported()}\n{end}{rest.partition(end)[2]}"
 
 
-def tried() -> str:
-    """Return how many of the encoders that perf/encoders.py tried work."""
-    groups: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows("encoders"):
-        prefix = row["name"].partition("/")[0]
-        groups.setdefault((row["kind"], prefix), Counter())[row["result"]] += 1
-    lines = ["| kind, prefix | ok | refused | failed |", "| --- | --- | --- | --- |"]
-    for (kind, prefix), found in sorted(groups.items()):
-        counts = (str(found[result]) for result in ("ok", "refused", "failed"))
-        lines.append(f"| {kind}, `{prefix}/` | {' | '.join(counts)} |")
-    return "\n".join(lines)
-
-
-def encoders(text: str) -> str:
-    """Put the table of encoders that were tried in its place in encoders.md."""
-    begin, end = TRIED
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{tried()}\n{end}{rest.partition(end)[2]}"
-
-
 def facts() -> Facts:
     """Return what `fusionzoo zoo` shows of the parts of fusionzoo."""
     return Facts(fusion_cards(), balance_cards(), encoder_cards())
@@ -499,7 +477,6 @@ def facts() -> Facts:
 
 PAGES: dict[str, Callable[[str], str]] = {
     "deploy.md": deploy,
-    "encoders.md": encoders,
     "zoo.md": lambda _: zoo(),
     **{f"zoo/{family}.md": lambda _, family=family: zoo_family(family) for family in FAMILIES},
     "balance.md": lambda _: balance(),

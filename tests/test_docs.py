@@ -33,7 +33,7 @@ GENERATED = [
     *("zoo.md", *(f"zoo/{family}.md" for family in FAMILIES)),
     *("balance.md", *(f"balance/{family}.md" for family in BALANCE_FAMILIES)),
     "which.md",
-    *("deploy.md", "encoders.md"),
+    "deploy.md",
 ]
 WRITTEN = sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
 READ = (".py", ".ipynb", ".yaml", ".html")

@@ -170,9 +170,7 @@ class DistConfig:
         "ddp", "ddp (no wrapper on one process); fsdp shards the weights"
     )
     nproc: Count = option(1, "processes to start on this machine")
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = option(
-        "auto", "nccl on GPUs, else gloo; mpi needs a torch built with it"
-    )
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto", "nccl on GPUs, else gloo")
     init_method: str = option("env://", "env:// | tcp://host:port | file:///path")
     rank: int | None = option(None, "rank of this process, if RANK is not set")
     world_size: int | None = option(None, "number of processes, if WORLD_SIZE is not set")
