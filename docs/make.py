@@ -147,7 +147,7 @@ The best, more than {points:.0f} points above the dashed line:
 `modality_dropout` changes the accuracy on incomplete samples by {gain:+.1f} points (median over
 fusions), that on complete ones by {price:+.1f}."""
 UNKNOWN = "not measured"
-REPORTS = ("stamps", "digits", "mfeat")  # in results/benchmark
+REPORTS = ("stamps", "digits")  # in results/benchmark
 BASELINES = (CHOSEN_ALONE, PRODUCT_PRESENT, LINEAR[0])
 HEAD = """\
 Formula, paper, pitfall and settings of each; [{index}.md](../{index}.md) has all of them in one
