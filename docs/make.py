@@ -52,7 +52,7 @@ to choose.
 
 `fusionzoo zoo` lists them, `fusionzoo zoo list 'm*'` or `zoo list 'timm/vit*'` some (as does
 `fz.list_fusions("m*")`), `fusionzoo zoo info mbt` or `zoo info timm/resnet18` explains one and its
-settings, `fusionzoo data list` shows those of data sets.
+settings, `fusionzoo data list NAME` those of a data set.
 
 ## Fusions
 
