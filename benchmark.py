@@ -19,6 +19,7 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
+from fusionzoo.zoo.cards import show_data_settings
 
 USAGE = Usage(
     name="benchmark",
@@ -34,6 +35,7 @@ USAGE = Usage(
         *("time_limit", "out"),
     ),
     more="The same command continues an interrupted benchmark.",
+    show_details=show_data_settings,
 )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.config import EmbedConfig
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.errors import FusionZooError
+from fusionzoo.zoo.cards import show_data_settings
 
 if TYPE_CHECKING:
     from fusionzoo.datasets.opening.spec import DataSpec
@@ -45,6 +46,7 @@ USAGE = Usage(
     ),
     more="The same command goes on where a killed one stopped; under torchrun all processes share"
     " the work.",
+    show_details=show_data_settings,
 )
 
 

@@ -19,6 +19,7 @@ from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 from fusionzoo.processes import stopping
+from fusionzoo.zoo.cards import show_data_settings
 
 if TYPE_CHECKING:
     from fusionzoo.distributed import World
@@ -39,6 +40,7 @@ USAGE = Usage(
         *("data", "target", "preset", "fusion", "encoders", "balance", "train.epochs"),
         *("train.time_limit", "optim.lr", "seed", "out", "resume"),
     ),
+    show_details=show_data_settings,
 )
 
 

@@ -12,7 +12,6 @@ import csv
 import io
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -53,7 +52,7 @@ to choose.
 
 `fusionzoo zoo` lists them, `fusionzoo zoo list 'm*'` or `zoo list 'timm/vit*'` some (as does
 `fz.list_fusions("m*")`), `fusionzoo zoo info mbt` or `zoo info timm/resnet18` explains one and its
-settings, `fusionzoo data list` shows those of data sets.
+settings, `fusionzoo data list NAME` those of a data set.
 
 ## Fusions
 
@@ -133,27 +132,22 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
 FIRST = "<!-- first: begin -->", "<!-- first: end -->"
 EXPORTED = "<!-- exported: begin -->", "<!-- exported: end -->"
-TRIED = "<!-- tried: begin -->", "<!-- tried: end -->"
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
 ![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
 subset](../results/missing.csv).
 
 Hollow: trained on complete samples; filled: with `--balance modality_dropout`; dashed: `late_mean`
-trained with it. Means over {seeds} seeds and the six subsets of one or two strips.
-
-`late_mean` reaches {complete:.3f} trained on complete samples and {dropout:.3f} with
-`modality_dropout`; with a loss for each head ({ume_link}) {ume:.3f} and
-{ume_dropout:.3f}. More than {points:.0f} points above {dropout:.3f} stand
+trained with it, {dropout:.3f}. Means over {seeds} seeds and the six subsets of one or two strips.
+The best, more than {points:.0f} points above the dashed line:
 
 - trained on complete samples: {above_complete};
 - with `modality_dropout`: {above_dropout}.
 
 `modality_dropout` changes the accuracy on incomplete samples by {gain:+.1f} points (median over
-fusions), that on complete ones by {price:+.1f}. So, on this data: {best_complete} if training is to
-stay as it is; else `--balance modality_dropout`, with {best_dropout} first."""
+fusions), that on complete ones by {price:+.1f}."""
 UNKNOWN = "not measured"
-REPORTS = ("stamps", "digits", "mfeat")  # in results/benchmark
+REPORTS = ("stamps", "digits")  # in results/benchmark
 BASELINES = (CHOSEN_ALONE, PRODUCT_PRESENT, LINEAR[0])
 HEAD = """\
 Formula, paper, pitfall and settings of each; [{index}.md](../{index}.md) has all of them in one
@@ -176,25 +170,23 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
 def measured() -> str:
     """Return the table of figures: two baselines, then one row for each fusion."""
     scores = {data: leaderboard(data) for data in REPORTS}
-    xor = {(row["fusion"], row["modalities"]): row["accuracy"] for row in _tasks("xor")}
+    xor = {row["fusion"]: row["accuracy"] for row in _tasks("xor") if row["modalities"] == "2"}
     times = {row["fusion"]: row for row in rows("fusions") if row["tokens_times"] == "1"}
     lines = [
-        f"| fusion | family | {' | '.join(f'`{x}`' for x in REPORTS)} |"
-        " xor of 2 | xor of 3 | time | parameters |",
-        f"| --- | --- |{' --- |' * len(REPORTS)} --- | --- | --- | --- |",
+        f"| fusion | {' | '.join(f'`{x}`' for x in REPORTS)} | xor | time |",
+        f"| --- |{' --- |' * len(REPORTS)} --- | --- |",
     ]
     for baseline in BASELINES:
         figures = [_figure(scores[data].get(baseline)) for data in REPORTS]
-        lines.append(f"| {baseline} | baseline | {' | '.join(figures)} | | | | |")
+        lines.append(f"| {baseline} | {' | '.join(figures)} | | |")
     for card in sorted(fusion_cards(), key=lambda card: (FAMILIES.index(card.family), card.name)):
         cost = times.get(card.name)
         figures = (
             *(_figure(scores[data].get(card.name)) for data in REPORTS),
-            *(f"{float(x):.2f}" if (x := xor.get((card.name, n))) else UNKNOWN for n in "23"),
+            f"{float(x):.2f}" if (x := xor.get(card.name)) else UNKNOWN,
             _figure(float(cost["ratio_to_concat_transformer"]) if cost else None),
-            count(card.parameters),
         )
-        lines.append(f"| `{card.name}` | {card.family} | {' | '.join(figures)} |")
+        lines.append(f"| `{card.name}` | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 
@@ -252,7 +244,7 @@ def missing() -> str:
     figures = incomplete()
     table = rows("missing")
     means = {(row["fusion"], row["training"]): row for row in table}
-    base = figures["late_mean"]
+    dropout = figures["late_mean"][1]
     gain, price = (
         median(
             100 * (float(means[name, "modality_dropout"][x]) - float(means[name, "complete"][x]))
@@ -260,19 +252,12 @@ def missing() -> str:
         )
         for x in ("incomplete", "complete")
     )
-    best = [sorted(figures, key=lambda name: -figures[name][side]) for side in (0, 1)]
     return MISSING.format(
-        best_complete=linked(best[0][0]),
-        best_dropout=", ".join(map(linked, best[1][:3])),
-        ume_link=linked("ume"),
         seeds=table[0]["seeds"],
-        complete=base[0],
-        dropout=base[1],
-        ume=figures["ume"][0],
-        ume_dropout=figures["ume"][1],
+        dropout=dropout,
         points=100 * CLEARLY,
-        above_complete=_above(base[1], {name: pair[0] for name, pair in figures.items()}),
-        above_dropout=_above(base[1], {name: pair[1] for name, pair in figures.items()}),
+        above_complete=_above(dropout, {name: pair[0] for name, pair in figures.items()}),
+        above_dropout=_above(dropout, {name: pair[1] for name, pair in figures.items()}),
         gain=gain,
         price=price,
     )
@@ -311,11 +296,11 @@ def first() -> str:
 
 
 def _above(bar: float, figures: dict[str, float]) -> str:
-    """Name the fusions that stand clearly above a figure, the best first, at most ten."""
+    """Name the fusions that stand clearly above a figure, the best first, at most six."""
     best_first = sorted(figures.items(), key=lambda pair: -pair[1])
     named = [f"`{name}` {x:.3f}" for name, x in best_first if x > bar + CLEARLY]
-    further = f" and {len(named) - 10} more" if len(named) > 10 else ""
-    return (", ".join(named[:10]) or "none") + further
+    further = f" and {len(named) - 6} more" if len(named) > 6 else ""
+    return (", ".join(named[:6]) or "none") + further
 
 
 def incomplete() -> dict[str, tuple[float, float]]:
@@ -463,22 +448,18 @@ def section(card: Card | BalanceCard) -> str:
 
 
 def exported() -> str:
-    """Return the table of what leaves for other runtimes; fusions that do share one line."""
+    """Return the table of what leaves for other runtimes; what does without a note is counted."""
     table = rows("export")
-    fusions = [row for row in table if row["kind"] == "fusion"]
-    leaving = [row for row in fusions if "no" not in (row["torch_export"], row["onnx"])]
+    noted = [row for row in table if row["note"] or "no" in (row["torch_export"], row["onnx"])]
     lines = ["| encoder, or fusion | torch.export | ONNX | |", "| --- | --- | --- | --- |"]
     lines += [
         f"| {row['name']} | {row['torch_export']} | {row['onnx']} | {row['note']} |"
-        for row in table
-        if row not in leaving
+        for row in noted
     ]
-    largest = (
-        max((row[column] for row in leaving), key=float) for column in ("torch_export", "onnx")
-    )
-    lines.append(
-        f"| {len(leaving)} of {len(fusions)} fusions, at most | {' | '.join(largest)} |  |"
-    )
+    for kind in ("encoder", "fusion"):
+        alike = [row for row in table if row["kind"] == kind and row not in noted]
+        largest = (max((row[x] for row in alike), key=float) for x in ("torch_export", "onnx"))
+        lines.append(f"| {len(alike)} {kind}s without a note, at most | {' | '.join(largest)} |  |")
     return "\n".join(lines)
 
 
@@ -489,26 +470,6 @@ def deploy(text: str) -> str:
     return f"{before}{begin}\n{exported()}\n{end}{rest.partition(end)[2]}"
 
 
-def tried() -> str:
-    """Return how many of the encoders that perf/encoders.py tried work."""
-    groups: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows("encoders"):
-        prefix = row["name"].partition("/")[0]
-        groups.setdefault((row["kind"], prefix), Counter())[row["result"]] += 1
-    lines = ["| kind, prefix | ok | refused | failed |", "| --- | --- | --- | --- |"]
-    for (kind, prefix), found in sorted(groups.items()):
-        counts = (str(found[result]) for result in ("ok", "refused", "failed"))
-        lines.append(f"| {kind}, `{prefix}/` | {' | '.join(counts)} |")
-    return "\n".join(lines)
-
-
-def encoders(text: str) -> str:
-    """Put the table of encoders that were tried in its place in encoders.md."""
-    begin, end = TRIED
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{tried()}\n{end}{rest.partition(end)[2]}"
-
-
 def facts() -> Facts:
     """Return what `fusionzoo zoo` shows of the parts of fusionzoo."""
     return Facts(fusion_cards(), balance_cards(), encoder_cards())
@@ -516,7 +477,6 @@ def facts() -> Facts:
 
 PAGES: dict[str, Callable[[str], str]] = {
     "deploy.md": deploy,
-    "encoders.md": encoders,
     "zoo.md": lambda _: zoo(),
     **{f"zoo/{family}.md": lambda _, family=family: zoo_family(family) for family in FAMILIES},
     "balance.md": lambda _: balance(),

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.console import add_plugins_option, print_columns, print_table, quiet_pipe
+from fusionzoo.console import add_plugins_option, print_table, quiet_pipe
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.plugins import load_plugins
 from fusionzoo.registry import matches
 from fusionzoo.testing import runner
 from fusionzoo.version import __version__
+from fusionzoo.zoo.cards import show_data_settings, show_settings
 
 if TYPE_CHECKING:
-    from fusionzoo.zoo.cards import About, Card, EncoderCard, SettingCard
+    from fusionzoo.zoo.cards import About, Card, EncoderCard
 
 ENCODER_KINDS = ("image", "text", "audio", "vector", "sequence", "tabular")
 COMMANDS = {  # first words -> module, function that takes the words behind them, what it does
@@ -49,6 +50,7 @@ EVALUATE = Usage(
         *("threshold", "thresholds", "out", "batch_size", "device"),
     ),
     more="Without DATA, of the data it was trained on. Samples that training read are counted.",
+    show_details=show_data_settings,
 )
 PREDICT = Usage(
     name="predict",
@@ -74,7 +76,7 @@ def add_data_command(commands: Any) -> None:
     add_plugins_option(data, "")
     actions = data.add_subparsers(metavar="action")
     every = actions.add_parser("list", help="the data sets")
-    every.add_argument("pattern", nargs="?", help="those that match: 'm*', or a family")
+    every.add_argument("pattern", nargs="?", help="one, with its settings; or several: 'm*'")
     fetch = actions.add_parser("fetch", help="download a data set")
     fetch.add_argument("name", nargs="?", help="the data set; without it, those there are")
     fetch.add_argument("--root", help="folder to put it in; default: the cache")
@@ -97,14 +99,17 @@ def list_data(parsed: argparse.Namespace) -> None:
     from fusionzoo.datasets import DATASETS
 
     load_plugins(parsed.plugins)
+    if parsed.pattern in DATASETS:
+        show_data_settings([parsed.pattern])
+        return
     names = DATASETS if parsed.pattern is None else DATASETS.names(parsed.pattern)
     rows = [DATASETS[name] for name in names]
     if not rows:
         raise FusionZooError(
             f"no data set matches {parsed.pattern!r}; `fusionzoo data list` lists all"
         )
-    table = [(row.name, row.summary, ", ".join(row.parameters)) for row in rows]
-    print_table("Data sets", ("name", "what it holds", "settings (--data.<setting>)"), table)
+    title = "Data sets (`fusionzoo data list NAME` shows settings)"
+    print_table(title, ("name", "what it holds"), [(row.name, row.summary) for row in rows])
 
 
 def fetch_data(parsed: argparse.Namespace) -> None:
@@ -294,7 +299,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"training strategy, changes {BALANCE_FAMILIES[strategy.family]}"
         _show_card(strategy, kind, [combines])
         print(f"\nsettings (with --balance {parsed.name}):")
-        _show_settings(f"--balance_settings.{parsed.name}", strategy.settings)
+        show_settings(f"--balance_settings.{parsed.name}", strategy.settings)
     elif parsed.name in fusions:
         fusion = fusions[parsed.name]
         synergy = "can express it" if fusion.synergy else "cannot express an exclusive or"
@@ -302,7 +307,7 @@ def _info(parsed: argparse.Namespace) -> None:
         kind = f"{fusion.family} fusion, reads {fusion.reads}"
         _show_card(fusion, kind, [("synergy", synergy), ("standard case", size)])
         print("\nsettings:" if fusion.settings else "\nno settings")
-        _show_settings("--fusion", fusion.settings)
+        show_settings("--fusion", fusion.settings)
     else:
         names = [*fusions, *strategies, *sorted({card.name for card in known.encoders})]
         near = did_you_mean(parsed.name, names)
@@ -313,7 +318,7 @@ def _info(parsed: argparse.Namespace) -> None:
 def _show_encoder(one: EncoderCard, name: str) -> None:
     print(f"{one.name}  ({one.kind} encoder)\n\n{one.summary}\n")
     print(f"settings (with --encoders.{one.kind} {name}):")
-    _show_settings(f"--encoders.{one.kind}", one.settings)
+    show_settings(f"--encoders.{one.kind}", one.settings)
     if one.further:
         print("further settings go to the library that builds the model")
     print()
@@ -336,12 +341,6 @@ def _show_layers(cards: Sequence[EncoderCard], name: str) -> None:
         print("\n".join(layer_names(encoder)))
         return
     raise FusionZooError(problems[0])
-
-
-def _show_settings(prefix: str, settings: Mapping[str, SettingCard]) -> None:
-    print_columns(
-        [(f"{prefix}.{name}", f"default {x.default}", x.meaning) for name, x in settings.items()]
-    )
 
 
 def _show_card(one: About, kind: str, more: Sequence[tuple[str, str]]) -> None:

@@ -32,7 +32,8 @@ class TableSettings:
             those of a tabular modality, `{"tabular": "age,weight,colour"}`
         kinds: kinds of modalities with other names, `{"xray": "image"}`; what the cells of a column
             of a tabular modality are, `{"weight": "number kg", "admission": "date dmy"}`: number,
-            date (`iso`, `dmy`, `mdy`, `excel`), category, or none to leave it out
+            date (`iso`, `dmy`, `mdy`, `excel`), category, text, image, audio, vector, sequence, or
+            none to leave it out
         shares: of train, val and test in splits by hash or time
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
         paths: modalities of text whose cells are paths of files
@@ -52,7 +53,8 @@ class TableSettings:
             null: `NA`, `nan`, `null` and the like in text files and spreadsheets, none elsewhere
         drop_empty: whether rows without any modality are left out, with `join` samples without any
             of all sources; else they are an error
-        label_separator: between the labels of a multilabel target
+        label_separator: between the labels of a multilabel target; lists, `['sun', 'sea']` and
+            vectors `[1 0 1]` of the labels 0, 1, 2 need none
         fields: names of the entries of rows that are tuples, in memory; `_` for one to leave out
         join: further sources, by modality: the path of a manifest, or its settings
         on: column by which joined samples belong together, or a mapping with that of each source

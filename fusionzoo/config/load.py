@@ -314,6 +314,7 @@ class Usage:
     examples: tuple[str, ...]  # what stands behind the command's name
     common: tuple[str, ...]  # settings that most people need
     more: str = ""  # behind the purpose in `--help-all`
+    show_details: Callable[[], None] = lambda: None  # prints settings of components, below these
 
     def short(self, cls: type) -> str:
         """Return the examples and the common settings."""
@@ -386,9 +387,13 @@ def run_command(
     if {"-h", "--help", "--help-all"} & set(args):
         if isinstance(usage, str):
             print(f"{usage.strip()}\n\n{help_text(cls)}")
+        elif "--help-all" in args:
+            print(usage.whole(cls))
+            usage.show_details()
         else:
-            print(usage.whole(cls) if "--help-all" in args else usage.short(cls))
-        print("Settings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
+            print(usage.short(cls))
+        print("\nSettings of a fusion, encoder or training strategy: fusionzoo zoo info NAME")
+        print("Settings of a data set: fusionzoo data list NAME; of a table, NAME is manifest")
         return 0
     words = words if isinstance(usage, str) else usage.words
     try:

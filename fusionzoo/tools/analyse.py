@@ -33,6 +33,7 @@ from fusionzoo.inputs.command import complete_run, required
 from fusionzoo.plugins import load_plugins
 from fusionzoo.tools.data_convert import PLUGINS
 from fusionzoo.training.multitask import targets_of
+from fusionzoo.zoo.cards import show_data_settings
 
 USAGE = Usage(
     name="analyse",
@@ -44,6 +45,7 @@ USAGE = Usage(
     ),
     common=("data", "target", "encoders", "folds", "json"),
     more="From features of frozen encoders.",
+    show_details=show_data_settings,
 )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
+from fusionzoo.console import print_columns
 from fusionzoo.registry import Entry, sections, settings_class
 
 FAMILIES = ("early", "late", "attention", "hybrid")
@@ -133,6 +134,26 @@ def setting_cards(
         for p in parameters
         if p.name != "assets"  # set by the model folder, not by users
     }
+
+
+def show_settings(prefix: str, settings: Mapping[str, SettingCard]) -> None:
+    """Print flag, default and meaning of each setting."""
+    print_columns(
+        [(f"{prefix}.{name}", f"default {x.default}", x.meaning) for name, x in settings.items()]
+    )
+
+
+def show_data_settings(names: Sequence[str] = ("manifest", "folders")) -> None:
+    """Print the settings of data sets, by default of those of one's own files; shared ones once."""
+    from fusionzoo.datasets import DATASETS
+    from fusionzoo.datasets.base import SHARED, SharedSettings
+
+    for entry in (DATASETS[name] for name in names):
+        specific = [p for p in entry.parameters.values() if p is not SHARED.get(p.name)]
+        print(f"\n{entry.name}: {entry.summary}")
+        show_settings("--data", setting_cards(specific, described_settings(entry.cls)))
+    print("\nevery data set:")
+    show_settings("--data", setting_cards(SHARED.values(), described_settings(SharedSettings)))
 
 
 def balance_cards() -> list[BalanceCard]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fusionzoo.cli import main
 from fusionzoo.datasets import DATASETS
 from fusionzoo.datasets.base import SharedSettings
 from fusionzoo.datasets.sources.table_settings import TableSettings
@@ -61,6 +62,27 @@ def test_a_setting_is_described_by_more_than_its_name_and_default() -> None:
 def test_common_settings_are_described_where_they_are_declared(shared: Component) -> None:
     described = set(settings_block(shared.__doc__))
     assert described - NOT_FOR_USERS == keyword_only(shared) - NOT_FOR_USERS
+
+
+@pytest.mark.parametrize("command", ["train", "embed", "benchmark", "evaluate", "analyse"])
+def test_help_of_commands_that_open_data_explains_each_setting_of_a_table_once(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help-all"]) == 0
+    printed = capsys.readouterr().out.split()
+    table = keyword_only(TableSettings) - {"root", "shares", "allow_outside"}  # of folders, too
+    flags = {f"--data.{name}" for name in table | keyword_only(SharedSettings) - {"shares"}}
+    assert {flag: printed.count(flag) for flag in flags} == dict.fromkeys(flags, 1)
+    assert set(settings_block(TableSettings.__doc__)["decimal"].split()) <= set(printed)
+
+
+def test_the_list_of_data_sets_explains_the_settings_of_the_one_that_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["data", "list", "digits"]) == 0
+    printed = capsys.readouterr().out
+    assert "--data.samples  default 1797  number of samples to keep" in printed
+    assert "every data set:" in printed and "--data.decimal" not in printed
 
 
 def test_the_parts_of_a_docstring_come_in_one_order_after_a_short_line() -> None:

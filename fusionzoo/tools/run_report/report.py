@@ -26,6 +26,7 @@ from fusionzoo.plugins import load_plugins
 from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__
+from fusionzoo.zoo.cards import show_data_settings
 
 from .mistakes import Measured
 from .page import SAMPLES, about_answers, about_data, about_run, columns_of, notes
@@ -38,6 +39,7 @@ USAGE = Usage(
     examples=("runs/a", "runs/a --html", "runs/a moved.csv --html page.html"),
     common=("model", "data", "html", "split", "batch_size", "device"),
     more=f"The page is one file: data, curves, results, mistakes, the {SAMPLES} worst samples.",
+    show_details=show_data_settings,
 )
 
 
