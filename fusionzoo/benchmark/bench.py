@@ -20,7 +20,7 @@ from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.table_files import read_split_file
 from fusionzoo.datasets.tables.splits import SHARES, SPLITS, describe_shares
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
+from fusionzoo.evaluation.metrics import COMPARED_BY, METRICS, Metric, compared_by
 from fusionzoo.evaluation.robustness import CORRUPTIONS, SEVERITIES
 from fusionzoo.features.encode import key_of
 from fusionzoo.inputs.command import check_splits, is_split_file, split_words
@@ -140,9 +140,15 @@ def metric_named(name: str) -> Metric:
     for metric in (*COMPARED_BY.values(), *of_objectives):
         if isinstance(metric, Metric) and metric.name == name:
             return metric
-    raise FusionZooError(
-        f"no registered objective has a metric {name!r}: give --plugins the file that defines it"
-    )
+    key = name.rpartition(".")[2]  # of several targets `column.metric`
+    higher = {METRICS[x].key: METRICS[x].higher for x in METRICS}
+    for task in (OBJECTIVES[objective].cls for objective in OBJECTIVES):
+        shown = [getattr(task, "leading", ""), *dict(getattr(task, "shown", ()))]
+        errors = getattr(task, "errors", ())
+        higher |= {x: x not in errors for x in shown if x not in higher}
+    if key in higher:
+        return compared_by(name, higher[key])
+    raise FusionZooError(f"no metric is named {name!r}: give --plugins the file that defines it")
 
 
 def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
@@ -298,7 +304,26 @@ def open_bench(cfg: BenchmarkConfig, data: DataSpec | None = None) -> tuple[Benc
         weights=opened.weights,
         weighted_by=opened.weight_column,
     )
+    _check_metric(tasks, bench)
     return bench, opened
+
+
+def _check_metric(tasks: Tasks, bench: Bench) -> None:
+    """Raise an error if the chosen metric is not defined on a fold's samples, by any answer."""
+    if bench.metric.of_rows:
+        return
+    splits: dict[str, Tensor] = {}
+    for number, fold in enumerate(bench.folds):
+        where = f"samples of {bench.fold_word} {number}"
+        splits |= {f"validation {where}": fold.val, f"test {where}": fold.test}
+        if conditions(bench):
+            splits[f"damaged test {where}"] = damaged_rows(bench, fold)
+    if not bench.present.all():  # some are compared alone, of all folds together
+        splits["test samples"] = torch.cat([fold.test for fold in bench.folds])
+    for words, rows in splits.items():
+        blank = torch.zeros(len(rows), bench.num_outputs)
+        if tasks.scores(blank, bench.targets[rows], bench.weights_of(rows)).isnan().any():
+            raise tasks.undefined(f"the {words}")
 
 
 def _weights_note(tasks: Tasks, dataset: PairedDataset, folds: Sequence[Fold]) -> list[str]:

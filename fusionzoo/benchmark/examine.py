@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -132,7 +133,7 @@ class Examiner:
         return stored.take(torch.arange(len(stored.pooled)), reads_tokens(self.job.candidate))
 
     def _scores(self, logits: Tensor) -> Tensor:
-        return self.tasks.scores(logits, self.target)
+        return self.tasks.scores(logits, self.target, self.weights)
 
     def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
         scores = self._scores(logits)
@@ -151,7 +152,7 @@ class Examiner:
         for condition, features in itertools.chain([undamaged], self._corrupted(model)):
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(model, changed)
-            scores = self.tasks.scores(logits, target)
+            scores = self.tasks.scores(logits, target, weights)
             labels = ("full", condition)
             rows.append(score_row(self.tasks, logits, target, scores, *labels, weights=weights))
         return rows if len(rows) > 1 else []
@@ -194,6 +195,8 @@ def score_row(
     modality, corruption, severity = condition
     labels = {"subset": subset, "modality": modality, "corruption": corruption}
     score = {"severity": severity, "score": float(row_mean(scores, weights))}
+    if math.isnan(score["score"]):
+        raise tasks.undefined(f"these answers to {len(target):,} test samples")
     if weights is not None:
         score["weight"] = float(weights.double().sum())
     return {**labels, **score, **metrics}

@@ -11,7 +11,6 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.structures import Features
 from fusionzoo.training.fitted.components import (
     CLASSIFIER,
@@ -29,6 +28,7 @@ from .candidates import KERNELS, TABULAR, TREES, modalities_of, parse
 from .examine import score_row
 from .feeds import ProbeFeed, device_of
 from .store import SeedResult
+from .train import mean_costs
 
 
 class _Rows(NamedTuple):
@@ -65,15 +65,14 @@ def _run(bench: Bench, job: Job) -> list[SeedResult]:
         raise FusionZooError(f"no training sample of fold {job.fold} has {names}: add some")
     tasks = tasks_of(bench, fold.train)
 
-    def validated(setting: Setting) -> tuple[float, Tensor]:
-        logits = _answer(bench, method, train, val, setting)
-        losses = tasks.criterion(logits, bench.targets[fold.val])
-        return float(row_mean(losses, bench.weights_of(fold.val))), logits
+    def validated(setting: Setting) -> tuple[tuple[float, float], Tensor]:
+        logits, weights = _answer(bench, method, train, val, setting), bench.weights_of(fold.val)
+        return mean_costs(tasks.costs(logits, bench.targets[fold.val], weights), weights), logits
 
-    setting, (loss, val_logits) = method.choose(validated)
+    setting, ((_, loss), val_logits) = method.choose(validated)
     test_logits = _answer(bench, method, learned, test, setting)
-    scores = tasks.scores(test_logits, bench.targets[fold.test])
     weights = bench.weights_of(fold.test)
+    scores = tasks.scores(test_logits, bench.targets[fold.test], weights)
     row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full", weights=weights)
     facts = {"val_loss": loss, "seconds": time.perf_counter() - start, **setting}
     logits = (test_logits.numpy(), val_logits.numpy())

@@ -99,7 +99,8 @@ def trained_alone_note(bench: Bench, encoder: Encoder, folds: Sequence[TrainedAl
     return (
         f"{encoder.modality}: {encoder.spec['name']} has no pretrained weights; {where}it was"
         f" trained alone on {samples} training samples ({bench.cfg.encoder_epochs} epochs, the best"
-        f" kept by validation loss, {metric.title} there {scores}), then frozen."
+        f" kept by validation {bench.cfg.metric or 'loss'}, {metric.title} there {scores}), then"
+        " frozen."
     )
 
 
@@ -115,6 +116,7 @@ def _path(bench: Bench, dataset: PairedDataset, fold_number: int, encoder: Encod
     key |= {"epochs": cfg.encoder_epochs, "batch_size": cfg.batch_size, "seed": pretrain_seed(cfg)}
     key |= {"optim": asdict(cfg.optim), "objective": [cfg.objective, cfg.targets]}
     key |= {part: bench.identity.get(part) for part in ("targets", "classes")}
+    key |= {"metric": cfg.metric} if cfg.metric else {}  # it chooses the epoch
     return make_cache_folder(cache_root() / "weights") / f"{key_of(key)}.pt"
 
 
@@ -191,7 +193,7 @@ def pretrain(
     chunks = val.split(256)
     with torch.no_grad():
         logits = torch.cat([model(batch).logits.float().cpu() for batch in feed(chunks, -1)])
-    return float(row_mean(tasks.cpu().scores(logits, bench.targets[val]), weights))
+    return float(row_mean(tasks.cpu().scores(logits, bench.targets[val], weights), weights))
 
 
 def build_encoders(

@@ -241,6 +241,7 @@ class FitResult(NamedTuple):
     loss: float  # of the best epoch, on the validation split
     # (N,) losses of the validation samples, averaged over the best epoch and those next to it:
     # settings are compared by them, since the least of many noisy losses is too low.
+    # With `--metric` these are minus its scores.
     losses: Tensor
 
 
@@ -256,20 +257,20 @@ def fit(
     """Train until the patience of every seed has run out; each keeps its best epoch.
 
     `targets` are those of all rows; `train` and `val` are rows; `weights` say how much those of
-    `val` count in the loss that chooses, (N,). Every seed has its own order of samples. A fusion
+    `val` count in what chooses, (N,). Every seed has its own order of samples. A fusion
     that trains in phases is validated in the last one only.
     """
     runs = [_Run(seed, trainer.cfg.epochs, trainer.cfg.patience, weights) for seed in seeds]
     for epoch, validated in _epochs(trainer, feed, targets, train, seeds):
         if not validated:
             continue
-        losses = validate(trainer, feed, targets, val, len(seeds))
+        costs = validate(trainer, feed, targets, val, len(seeds), weights)
         for index, run in enumerate(runs):
-            if run.add(epoch + 1, losses[index]):
+            if run.add(epoch + 1, costs[index]):
                 run.weights = trainer.weights(index)
         if all(run.last <= epoch + 1 for run in runs):
             break
-    return [run.result() for run in runs]
+    return [run.result(trainer.tasks) for run in runs]
 
 
 def refit(
@@ -295,37 +296,46 @@ def refit(
     return [weights[index] for index in range(len(seeds))]
 
 
+def mean_costs(costs: Tensor, weights: Tensor | None) -> tuple[float, float]:
+    """Return the means of what `Tasks.costs` returns, (2, N), each row counting by its weight: the
+    least chooses. Rounding breaks no tie; a cost that is not defined is the worst."""
+    cost, loss = (float(row_mean(x.double(), weights)) for x in costs)
+    return math.inf if math.isnan(cost) else round(cost, 12), loss
+
+
 class _Run:
-    """The validation losses of one seed, epoch by epoch, and its best epoch."""
+    """The validation costs of one seed, epoch by epoch, and its best epoch."""
 
     def __init__(
         self, seed: int, epochs: int, patience: int | None, sample_weights: Tensor | None
     ) -> None:
         self.seed, self.last, self.patience = seed, epochs, patience
         self.sample_weights = sample_weights
-        self.by_epoch: dict[int, Tensor] = {}  # epochs done -> (N,) losses
-        self.best, self.loss = 0, math.inf
+        self.by_epoch: dict[int, Tensor] = {}  # epochs done -> (N,) costs
+        self.best, self.cost, self.loss = 0, math.inf, math.inf
         self.weights: Weights = {}
 
-    def add(self, epoch: int, losses: Tensor) -> bool:
-        """Add an epoch's losses (N,); return whether it is the best so far."""
+    def add(self, epoch: int, costs: Tensor) -> bool:
+        """Add an epoch's costs and losses (2, N); return whether it is the best so far."""
         if epoch > self.last:
             return False  # the others go on
-        self.by_epoch[epoch] = losses
-        loss = float(row_mean(losses.double(), self.sample_weights))
-        if not self.best or loss < self.loss:
-            self.best, self.loss = epoch, loss
+        self.by_epoch[epoch] = costs[0]
+        cost, loss = mean_costs(costs, self.sample_weights)
+        if not self.best or (cost, loss) < (self.cost, self.loss):
+            self.best, self.cost, self.loss = epoch, cost, loss
             return True
         if self.patience is not None and epoch - self.best >= self.patience:
             self.last = epoch
         return False
 
-    def result(self) -> FitResult:
-        """Return the best epoch; an error if training diverged."""
+    def result(self, tasks: Tasks) -> FitResult:
+        """Return the best epoch; an error if training diverged, or nothing chooses."""
         if not math.isfinite(self.loss):
             raise FusionZooError(
                 f"seed {self.seed}: the validation loss is {self.loss}; a lower --optim.lr may help"
             )
+        if math.isinf(self.cost):
+            raise tasks.undefined(f"the {len(self.by_epoch[self.best]):,} validation samples")
         near = [x for epoch, x in self.by_epoch.items() if abs(epoch - self.best) <= AROUND]
         losses = torch.stack(near).mean(0)
         return FitResult(self.weights, self.best, max(self.by_epoch), self.loss, losses)
@@ -361,19 +371,22 @@ def _epochs(
 
 @torch.no_grad()
 def validate(
-    trainer: FeedTrainer, feed: Feed, targets: Tensor, val: Tensor, num_seeds: int
+    trainer: FeedTrainer,
+    feed: Feed,
+    targets: Tensor,
+    val: Tensor,
+    num_seeds: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Return each seed's losses on the validation split, (S, N); every row of it has a label."""
+    """Return each seed's costs and losses on the validation split, (S, 2, N), see `Tasks.costs`;
+    every row of it has a label, and counts by its weight (N,)."""
     trainer.train(False)
     chunks = val.split(512)
     alone = not isinstance(trainer, StackedTrainer)
     rows = [chunk if alone else chunk.expand(num_seeds, -1) for chunk in chunks]
-    parts = []
-    for chunk, model_input in zip(chunks, feed(rows, -1), strict=True):
-        target = targets[chunk]
-        losses = [trainer.tasks.criterion(x, target) for x in trainer.logits(model_input)]
-        parts.append(torch.stack(losses).cpu())
-    return torch.cat(parts, 1)
+    logits = torch.cat([trainer.logits(x).cpu() for x in feed(rows, -1)], 1)
+    tasks, target = trainer.tasks.on_cpu(), targets[val].cpu()
+    return torch.stack([tasks.costs(x, target, weights) for x in logits])
 
 
 class CachedEncoder(Encoder):

@@ -281,6 +281,11 @@ class BenchmarkConfig:
     balance_settings: dict[str, Tree] = option({}, "training strategy -> its settings")
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
+    metric: str = option(
+        "",
+        "figure that compares candidates and chooses epochs and settings: auroc, loss, or any in"
+        " metrics.json; empty = compare by that of the objective, choose by the loss",
+    )
     mode: Literal["probe", "finetune"] = option(
         "probe", "probe: encoders frozen, features cached; finetune: end to end"
     )

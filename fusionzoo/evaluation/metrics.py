@@ -6,7 +6,7 @@ Shapes: `N` rows of a split, `K` classes, labels or logits.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,10 @@ from fusionzoo.registry import Entry, Registry
 from fusionzoo.targets import STANDARD
 
 C = TypeVar("C", bound=Callable[..., Any])
+Figure = Callable[..., float | Tensor]  # of rows and, if it takes them, their weights
+ACRONYMS = {x: x.upper() for x in ("mae", "mse", "rmse", "auroc")}
+ACRONYMS |= {"map": "mAP", "r2": "R²"}
+MOST_LEFT_OUT = 2000  # rows of a split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,11 @@ class MetricEntry(Entry[Any]):
     higher: bool = True  # whether more of it is better
     two_classes: bool = False  # whether it is of two classes only, the second being the positive
     slow: bool = False  # whether epochs leave it out, unless it chooses the best one
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether it returns a tensor, which torch can differentiate by the weights."""
+        return inspect.signature(self.cls).return_annotation in ("Tensor", "torch.Tensor", Tensor)
 
     @property
     def key(self) -> str:
@@ -61,6 +70,8 @@ def metric(
 
     A third parameter, `weights`, says how much each row counts, (N,) float64 above 0, or None: as
     scikit-learn's `sample_weight`. Without it the metric does not go with `--data.weight_column`.
+    What is annotated to return a `Tensor` is computed of them by torch alone, so that `row_scores`
+    can differentiate it.
 
     With a `title` it is a column of the final table of a run. `higher`: more of it is better.
     `two_classes`: it is of two classes only. `slow`: it is computed of finished models, and in
@@ -119,52 +130,62 @@ def row_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 @metric("classification")
-def accuracy(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def accuracy(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the share of samples whose highest logit is that of their class."""
-    return row_mean((logits.argmax(-1) == target).double(), weights).item()
+    return row_mean((logits.argmax(-1) == target).double(), weights)
 
 
 @metric("classification")
-def macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean F1 over the classes in `target`."""
     predicted, classes = logits.argmax(-1), logits.shape[-1]
     right = predicted == target
     # Not scikit-learn's F1, which takes 10 ms: a benchmark calls this thousands of times.
-    hits = torch.bincount(target[right], None if weights is None else weights[right], classes)
-    num_true, num_predicted = (torch.bincount(x, weights, classes) for x in (target, predicted))
+    weights = _ones(target) if weights is None else weights
+    hits = _sums(target[right], weights[right], classes)
+    num_true, num_predicted = (_sums(x, weights, classes) for x in (target, predicted))
     f1 = 2 * hits / torch.where(num_true > 0, num_true + num_predicted, 1)
-    return f1[num_true > 0].double().mean().item()
+    return f1[num_true > 0].mean()
+
+
+def _ones(rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), dtype=torch.float64)
+
+
+def _sums(places: Tensor, weights: Tensor, size: int) -> Tensor:
+    """Return the weight at each place, (size,): `torch.bincount`, which has no slope."""
+    return weights.new_zeros(size).index_add(0, places, weights)
 
 
 @metric("classification", two_classes=True)
-def sensitivity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def sensitivity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the share of the second class's samples that are answered so; NaN without any."""
     return _share_right(logits, target, 1, weights)
 
 
 @metric("classification", two_classes=True)
-def specificity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def specificity(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the share of the first class's samples that are answered so; NaN without any."""
     return _share_right(logits, target, 0, weights)
 
 
-def _share_right(logits: Tensor, target: Tensor, index: int, weights: Tensor | None) -> float:
+def _share_right(logits: Tensor, target: Tensor, index: int, weights: Tensor | None) -> Tensor:
     rows = target == index
     hits = right(logits[rows], target[rows])
-    return row_mean(hits, None if weights is None else weights[rows]).item()
+    return row_mean(hits, None if weights is None else weights[rows])
 
 
 @metric("classification", slow=True)
-def auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the area under the ROC curve: of two classes that of the second, else the mean over
     the classes in `target`, each against all others. NaN where one class alone is there."""
-    return _macro("roc_auc_score", *_each_against_rest(logits, target), weights)
+    return _macro(area_under, *_each_against_rest(logits, target), weights)
 
 
 @metric("classification", slow=True)
-def average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the average precision, of the same classes as `auroc`; NaN where one is alone."""
-    return _macro("average_precision_score", *_each_against_rest(logits, target), weights)
+    return _macro(_precision, *_each_against_rest(logits, target), weights)
 
 
 def _each_against_rest(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,41 +202,41 @@ def _each_against_rest(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @metric("multilabel")
-def sample_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def sample_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean F1 of the samples: 1 where one has no label and none is predicted."""
-    return row_mean(multilabel_scores(logits, target), weights).item()
+    return row_mean(multilabel_scores(logits, target), weights)
 
 
 @metric("multilabel", name="macro_f1")
-def multilabel_macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def multilabel_macro_f1(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean F1 over the labels that occur or are predicted; 1 if there are none.
 
     As scikit-learn's with `zero_division=nan`.
     """
     predicted, true = logits > 0, target.bool()
-    weights = logits.new_ones(len(logits), dtype=torch.float64) if weights is None else weights
+    weights = _ones(target) if weights is None else weights
     counts = weights @ predicted.double() + weights @ true.double()
     f1 = 2 * (weights @ (predicted & true).double()) / torch.where(counts > 0, counts, 1)
-    return f1[counts > 0].mean().item() if counts.any() else 1.0
+    return f1[counts > 0].mean() if counts.any() else torch.ones(())
 
 
 @metric("multilabel", name="map")
-def mean_average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def mean_average_precision(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean average precision over the labels that occur; 0 if none does.
 
     NaN where a logit is not finite.
     """
     occur = target.bool().any(0)
     if not occur.any() and logits.isfinite().all():
-        return 0.0
-    return _macro("average_precision_score", target[:, occur], logits[:, occur], weights)
+        return torch.zeros(())
+    return _macro(_precision, target[:, occur], logits[:, occur], weights)
 
 
 @metric("multilabel", name="auroc", slow=True)
-def multilabel_auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def multilabel_auroc(logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean area under the ROC curve over the labels that some samples have and others
     lack; NaN if there are none."""
-    return _macro("roc_auc_score", *_where_varied(target, logits), weights)
+    return _macro(area_under, *_where_varied(target, logits), weights)
 
 
 def _where_varied(truth: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,65 +245,72 @@ def _where_varied(truth: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     return truth[:, varied], scores[:, varied]
 
 
-def _macro(name: str, truth: Tensor, scores: Tensor, weights: Tensor | None) -> float:
-    """Return the mean over the columns of a figure of scikit-learn: (N, C). NaN without a column,
-    or where a score is not finite."""
-    from sklearn import metrics
-
+def _macro(figure: Figure, truth: Tensor, scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean of a figure over the columns, (N, C). NaN without a column, or where a score
+    is not finite."""
     if not truth.shape[1] or not scores.isfinite().all():
-        return torch.nan
-    options = {"average": "macro", "sample_weight": _array(weights)}
-    return float(getattr(metrics, name)(truth, scores, **options))
+        return torch.tensor(torch.nan)
+    weights = _ones(truth) if weights is None else weights
+    pairs = zip(scores.T, truth.double().T, strict=True)
+    return torch.stack([torch.as_tensor(figure(*pair, weights)) for pair in pairs]).mean()
 
 
-def _array(weights: Tensor | None) -> Any:
-    """Return weights as scikit-learn takes them."""
-    return None if weights is None else weights.numpy()
+def area_under(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+    """Return the area under the ROC curve: the share of pairs in order, ties counting half."""
+    positive, negative = weights * truth, weights * (1 - truth)
+    return positive @ _weighted_ranks(scores, negative) / (positive.sum() * negative.sum())
+
+
+def _precision(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean precision of the answers down to each positive row, the average precision."""
+    distinct, place = (-scores).unique(return_inverse=True)  # from the highest down
+    hits, answers = (_sums(place, x, len(distinct)) for x in (weights * truth, weights))
+    return hits @ (hits.cumsum(0) / answers.cumsum(0)) / hits.sum()
 
 
 # ---- regression: of several targets, (N, T), the mean over them
 
 
 @metric("regression", higher=False)
-def mae(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def mae(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean absolute error."""
     errors = (prediction.double() - target.double()).abs()
-    return (errors if weights is None else row_mean(errors, weights)).mean().item()
+    return (errors if weights is None else row_mean(errors, weights)).mean()
 
 
 @metric("regression", higher=False)
-def rmse(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def rmse(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the root mean squared error."""
-    squares = (prediction.double() - target.double()).square()
-    return row_mean(squares, weights).sqrt().mean().item()
+    squares = row_mean((prediction.double() - target.double()).square(), weights)
+    return (torch.where(squares > 0, squares, 1).sqrt() * (squares > 0)).mean()  # sloped at 0, too
 
 
 @metric("regression")
-def r2(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def r2(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the share of the target's variance that is explained."""
-    from sklearn.metrics import r2_score
 
-    def explained(p: Tensor, t: Tensor) -> float:
-        return float(r2_score(t, p, sample_weight=_array(weights)))
+    def explained(p: Tensor, t: Tensor) -> Tensor:
+        centred = t - row_mean(t, weights)
+        return 1 - row_mean((t - p).square(), weights) / row_mean(centred.square(), weights)
 
     return _mean_where_varied(explained, prediction, target)
 
 
 @metric("regression")
-def spearman(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def spearman(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return Spearman's rank correlation; 0 for a constant prediction.
 
     A row of weight 2 counts as two equal rows, in the ranks and in the correlation of the ranks.
     """
-    counts = target.new_ones(len(target), dtype=torch.float64) if weights is None else weights
+    counts = _ones(target) if weights is None else weights
 
-    def correlation(p: Tensor, t: Tensor) -> float:
+    def correlation(p: Tensor, t: Tensor) -> Tensor:
         if not (p != p[0]).any():
-            return 0.0
+            return torch.zeros((), dtype=torch.float64)
         ranks = torch.stack([_weighted_ranks(x, counts) for x in (p, t)])
         centred = ranks - row_mean(ranks.T, counts)[:, None]
         products = (centred * counts) @ centred.T
-        return (products[0, 1] / (products[0, 0] * products[1, 1]).sqrt()).item()
+        return products[0, 1] / (products[0, 0] * products[1, 1]).sqrt()
 
     return _mean_where_varied(correlation, prediction, target)
 
@@ -291,42 +319,42 @@ def _weighted_ranks(values: Tensor, weights: Tensor) -> Tensor:
     """Return the weight below each value plus half the weight at it, (N,): rows with whole weights
     get the mean rank of so many equal rows, less a constant."""
     distinct, place = values.unique(return_inverse=True)
-    at = torch.bincount(place, weights, len(distinct))
+    at = _sums(place, weights, len(distinct))
     return (at.cumsum(0) - at / 2)[place]
 
 
 def _mean_where_varied(
-    figure: Callable[[Tensor, Tensor], float], prediction: Tensor, target: Tensor
-) -> float:
+    figure: Callable[[Tensor, Tensor], Tensor], prediction: Tensor, target: Tensor
+) -> Tensor:
     """Average a figure over the targets that vary: it is undefined for others, 0 if there are none.
 
     NaN where a prediction is not finite.
     """
     if not prediction.isfinite().all():
-        return torch.nan
+        return torch.tensor(torch.nan)
     prediction, target = (x.double().reshape(len(x), -1) for x in (prediction, target))
     pairs = zip(prediction.T, target.T, strict=True)
     values = [figure(p, t) for p, t in pairs if (t != t[0]).any()]
-    return sum(values) / len(values) if values else 0.0
+    return torch.stack(values).mean() if values else torch.zeros(())
 
 
 # ---- ordinal
 
 
 @metric("ordinal", name="mae", higher=False)
-def levels_off(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def levels_off(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean absolute error in levels."""
     return mae(prediction, target, weights)
 
 
 @metric("ordinal", name="accuracy")
-def level_accuracy(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def level_accuracy(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the share of samples whose level is predicted."""
-    return row_mean((prediction == target).double(), weights).item()
+    return row_mean((prediction == target).double(), weights)
 
 
 @metric("ordinal")
-def kappa(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
+def kappa(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the quadratic weighted kappa: 0 at chance level, 1 without errors.
 
     It is 1 - E[(p - t)^2] / E[(p - t')^2], t' the target of a random other sample.
@@ -335,10 +363,44 @@ def kappa(prediction: Tensor, target: Tensor, weights: Tensor | None = None) -> 
     p2, t2, p1, t1 = (row_mean(x, weights) for x in (p.square(), t.square(), p, t))
     expected = p2 + t2 - 2 * p1 * t1
     error = row_mean((p - t).square(), weights)
-    return (1 - error / expected).item() if expected > 0 else 1.0
+    return 1 - error / expected if expected > 0 else torch.ones(())
 
 
 # ---- what a benchmark compares by: a score of each sample
+
+
+def row_scores(
+    figure: Figure, rows: Sequence[Tensor], weights: Tensor | None, has_slope: bool
+) -> Tensor:
+    """Return a score of each row, float64 (N,), whose mean by the weights (N,) is the figure of all
+    `rows`, (N, ...) each; all NaN where it is not defined.
+
+    By the infinitesimal jackknife (Jaeckel 1972; Efron 1982, chapter 6): the figure plus sum(w)
+    dfigure/dw_i. Of a mean it is what each row adds; of AUROC, DeLong's components (1988). Without
+    a slope each row is left out in turn (Quenouille 1956, Tukey 1958): at most MOST_LEFT_OUT rows.
+    """
+    counts = torch.ones(len(rows[0]), dtype=torch.float64) if weights is None else weights.double()
+    if has_slope:
+        counts = counts.clone().requires_grad_()
+        with torch.enable_grad():
+            value = torch.as_tensor(figure(*rows, counts))
+        if not value.requires_grad:  # a constant, such as 0 for labels that never vary
+            return value.double().expand(len(counts))
+        (slopes,) = torch.autograd.grad(value, counts)
+        return value.detach() + counts.detach().sum() * slopes
+    if len(counts) > MOST_LEFT_OUT:
+        raise FusionZooError(
+            f"{len(counts):,} samples, of which each would be left out in turn, and a metric that"
+            f" returns no tensor allows {MOST_LEFT_OUT:,}: compute it by torch from `weights`, as"
+            " docs/plugins.md says, or choose another --metric"
+        )
+    parts = rows if weights is None else (*rows, counts)
+    value = torch.tensor(float(figure(*parts)), dtype=torch.float64)
+    index = torch.arange(len(counts))
+    without = [float(figure(*(x[index != row] for x in parts))) for row in index]
+    moves = (value - torch.tensor(without, dtype=torch.float64)) * (counts.sum() - counts)
+    moves = moves / torch.where(counts > 0, counts, 1)
+    return value + moves - row_mean(moves, counts)
 
 
 def multilabel_scores(logits: Tensor, target: Tensor) -> Tensor:
@@ -366,6 +428,7 @@ class Metric:
     title: str
     higher: bool  # whether more of it is better
     share: bool  # whether it lies in 0 to 1, with differences in points of 0.01
+    of_rows: bool = True  # whether each row has a score of its own, whatever the others are
 
     def shown(self, score: float) -> float:
         """Return the figure of a score."""
@@ -384,3 +447,18 @@ COMPARED_BY = {
     "ordinal": Metric("mae", "MAE in levels", False, False),
     "several": Metric("loss", "loss", False, False),
 }
+
+
+def compared_by(name: str, higher: bool) -> Metric:
+    """Return how candidates are compared by any figure, whose name may begin with a column's."""
+    usual = (x for x in COMPARED_BY.values() if (x.name, x.higher) == (name, higher))
+    return next(usual, Metric(name, metric_name(name), higher, share=False, of_rows=False))
+
+
+def metric_name(metric: str) -> str:
+    """Write a metric's name.
+
+    >>> metric_name("balanced_accuracy"), metric_name("macro_f1"), metric_name("mae")
+    ('balanced accuracy', 'macro F1', 'MAE')
+    """
+    return ACRONYMS.get(metric, metric.replace("_", " ").replace(" f1", " F1"))

@@ -184,7 +184,7 @@ def f1_of_occurring(predicted: Tensor, labels: Tensor, weights: Tensor | None = 
     occurs = labels.bool().any(0)
     if not occurs.any():
         return 0.0
-    return multilabel_macro_f1(predicted[:, occurs], labels[:, occurs], weights)
+    return multilabel_macro_f1(predicted[:, occurs], labels[:, occurs], weights).item()
 
 
 def measure(

@@ -55,6 +55,7 @@ def paired_gain(
     `over`, their line; `metric`; `gain`, `low` and `high`, above 0 where the fusion is better;
     `samples` that have a label, of which the fusion `won` and `lost` some; `words`, a sentence.
     """
+    tasks = Tasks([*tasks.tasks], tasks.weights, tasks.plain)  # whichever figure chose the epoch
     target = answers.target.reshape(len(answers.target), -1)
     known, groups, weights = measured_rows(answers, dataset, ~target.double().isnan().all(1))
     pair = (x.float()[known] for x in (answers.fused, other))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fusionzoo.config import BenchmarkConfig, RunConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, check_known, check_number
-from fusionzoo.evaluation.metrics import COMPARED_BY, Metric
+from fusionzoo.evaluation.metrics import COMPARED_BY, Metric, compared_by, row_scores
 from fusionzoo.targets import OneOf, Target
 
 from .tasks import NO_TARGET, OBJECTIVES, Classification, Task
@@ -31,7 +32,8 @@ class Tasks(nn.Module):
     float32 (B, C), NaN where missing. A row's loss is the weighted sum over the tasks for which it
     has a label. Metrics of several tasks are named `column.metric`, and the loss chooses the best
     epoch; with one task its leading metric does, and the loss breaks ties. `metric` chooses in
-    their place: a figure's name, of several tasks without a column that of the first.
+    their place: a figure's name, of several tasks without a column that of the first. `flag` is the
+    setting that it comes from, for errors.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Tasks(nn.Module):
         weights: Sequence[float] = (1.0,),
         plain: bool = False,
         metric: str = "",
+        flag: str = "--train.metric",
     ) -> None:
         super().__init__()
         self.tasks, self.weights, self.plain = nn.ModuleList(tasks), list(weights), plain
@@ -56,7 +59,7 @@ class Tasks(nn.Module):
                 for key, title in (dict(task.shown[:1]) | task.titled).items()
             )
 
-        self._slow_leads = self._ranks_by_loss = False
+        self._chosen, self._flag, self._slow_leads = "", flag, False
         if metric:
             self._lead_by(metric)
 
@@ -70,9 +73,9 @@ class Tasks(nn.Module):
             known |= {f"{prefix}{name}": slow for name, slow in names.items()}
         of_first = f"{self.first.target.name}.{metric}"
         name = of_first if metric not in known and of_first in known else metric
-        check_known(name, known, f"--train.metric {metric}: no figure has this name", "There are")
+        check_known(name, known, f"{self._flag} {metric}: no figure has this name", "There are")
+        self._chosen = name
         if name == "loss":  # chooses; what is shown stays
-            self._ranks_by_loss = True
             return
         self.leading, self.higher, self._slow_leads = name, not self._is_error(name), known[name]
         self.shown = tuple(({name: name} | dict(self.shown)).items())
@@ -98,15 +101,43 @@ class Tasks(nn.Module):
 
     @property
     def metric(self) -> Metric:
-        """The figure that `scores` are of; of several tasks together their weighted loss."""
-        return self.first.metric if len(self.tasks) == 1 else COMPARED_BY["several"]
+        """The figure that `scores` are of: the chosen one, or that of the only task; of several
+        together their weighted loss."""
+        usual = self.first.metric if len(self.tasks) == 1 else COMPARED_BY["several"]
+        if self._chosen in ("", usual.name):
+            return usual
+        return compared_by(self._chosen, self.higher and self._chosen != "loss")
 
-    def scores(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return each row's score, the higher the better, whose mean is the figure up to its sign:
-        (N, K), labels of N -> (N,) float64."""
-        if len(self.tasks) > 1:
+    def scores(self, logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return each row's score, the higher the better, whose mean by the weights (N,) is the
+        figure up to its sign (`row_scores`): (N, K), labels of N -> (N,) float64. All are NaN where
+        the figure is not defined."""
+        if self.metric.name == "loss":
             return -self.criterion(logits, target).double()
-        return self.first.scores(logits, target)
+        if self._chosen in ("", self.first.metric.name):
+            return self.first.scores(logits, target)
+        column, _, key = self.leading.rpartition(".")
+        parts = [(self.first, logits, target)] if self.plain else self._parts(logits, target)
+        task, answer, labels = next(x for x in parts if column in ("", x[0].target.name))
+        has_slope = any(entry.key == key and entry.has_slope for entry in task.entries)
+
+        def figure(answer: Tensor, labels: Tensor, *counts: Tensor) -> float | Tensor:
+            known = ~labels.isnan().reshape(len(labels), -1).any(1)
+            for x in counts:
+                known = known & (x > 0)
+            if not known.any():
+                return math.nan
+            return task.figure(key, *(x[known] for x in (answer, labels, *counts)))
+
+        scores = row_scores(figure, (answer, labels), weights, has_slope)
+        return scores if self.higher else -scores
+
+    def costs(self, logits: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return what chooses epochs and settings of a benchmark and, to break ties, the loss, of
+        each row, (2, N): minus the score of the chosen metric, else the loss too."""
+        losses = self.criterion(logits, target)
+        costs = -self.scores(logits, target, weights) if self._chosen else losses
+        return torch.stack([costs, losses.to(costs)])
 
     def two_classes(self, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return logits (N, 2) and class indices (N,), -1 where missing, of each target of two
@@ -198,9 +229,9 @@ class Tasks(nn.Module):
 
     def rank(self, figures: Metrics) -> tuple[float, float]:
         """Return a sort key, higher is better: the leading metric, then the negative loss; with
-        `--train.metric loss` that alone."""
+        the chosen metric `loss` that alone."""
         by_loss = _nan_last(-figures["loss"])
-        return 0.0 if self._ranks_by_loss else self.leading_value(figures), by_loss
+        return 0.0 if self._chosen == "loss" else self.leading_value(figures), by_loss
 
     def leading_value(self, figures: Metrics) -> float:
         """Return the leading metric, negated if lower is better."""
@@ -210,10 +241,14 @@ class Tasks(nn.Module):
     def check_leading(self, figures: Metrics) -> None:
         """Raise an error if the leading metric of a split is not defined, though the loss is."""
         if math.isnan(figures.get(self.leading, math.nan)) and math.isfinite(figures["loss"]):
-            raise FusionZooError(
-                f"--train.metric {self.leading} is not defined on the validation split, and cannot"
-                " choose an epoch: AUROC, for example, needs samples of two classes there"
-            )
+            raise self.undefined("the validation split, and cannot choose an epoch")
+
+    def undefined(self, where: str) -> FusionZooError:
+        """Return the error of a leading metric that has no value somewhere."""
+        return FusionZooError(
+            f"{self._flag} {self.leading} is not defined on {where}: AUROC, for example, needs"
+            " samples of two classes there"
+        )
 
     def gain(self, name: str, figures: Metrics, reference: Metrics) -> str:
         """Format how much better one of the shown metrics is than that of another model."""
@@ -308,15 +343,18 @@ def create_tasks(
 
     `scheme` None is a single class of `class_names`, with labels (N,); else labels are (N, C).
     """
-    metric = cfg.train.metric if isinstance(cfg, RunConfig) else ""
+    if isinstance(cfg, RunConfig):
+        create = partial(Tasks, metric=cfg.train.metric)
+    else:
+        create = partial(Tasks, metric=cfg.metric, flag="--metric")
     if scheme is None:
         name, settings = split_name(cfg.objective, "objective")
         classes = OneOf("target", tuple(class_names))
         task = OBJECTIVES.create(name, classes, labels, **settings)
-        return Tasks([task], plain=True, metric=metric)
+        return create([task], plain=True)
     if not scheme:
         name, settings = split_name(cfg.objective, "objective")
-        return Tasks([OBJECTIVES.create(name, Target(""), labels, **settings)], metric=metric)
+        return create([OBJECTIVES.create(name, Target(""), labels, **settings)])
     tasks, weights = [], []
     parts = labels.split([target.columns for target in scheme], 1)
     for target, task_labels in zip(scheme, parts, strict=True):
@@ -326,4 +364,4 @@ def create_tasks(
             check_number(f"targets.{target.name}.weight", weights[-1], 0)
         labelled = task_labels[~task_labels.isnan().any(-1)]
         tasks.append(OBJECTIVES.create(name, target, labelled, **settings))
-    return Tasks(tasks, weights or [1.0], metric=metric)
+    return create(tasks, weights or [1.0])

@@ -66,14 +66,24 @@ class Task(nn.Module):
     ) -> dict[str, float]:
         """Compute the metrics of the kind of target that are not slow, or those that are: (N, K),
         (N, C), weights (N,)."""
+        answers = self._answers(logits, target)
+        return figures(self.target.standard_kind(), *answers, weights, slow=slow)
+
+    def figure(self, key: str, logits: Tensor, target: Tensor, *weights: Tensor) -> float | Tensor:
+        """Compute a metric of the kind of target, or one of the method `metrics`."""
+        for entry in self.entries:
+            if entry.key == key:
+                return entry.cls(*self._answers(logits, target), *weights)
+        return self.metrics(logits, target, *weights)[key]
+
+    def _answers(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return answers and labels as the metrics of the kind of target take them."""
         kind = self.target
-        name = kind.standard_kind()
-        answer, labels = logits, target.long() if name == "multilabel" else as_index(target)
         if isinstance(kind, Number):
-            answer, labels = kind.predicted(logits), kind.original(target[:, 0])
-        elif isinstance(kind, Level):
-            answer = kind.rank(logits)
-        return figures(name, answer, labels, weights, slow=slow)
+            return kind.predicted(logits), kind.original(target[:, 0])
+        answer = kind.rank(logits) if isinstance(kind, Level) else logits
+        is_multilabel = kind.standard_kind() == "multilabel"
+        return answer, target.long() if is_multilabel else as_index(target)
 
     @property
     def entries(self) -> list[MetricEntry]:

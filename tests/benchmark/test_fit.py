@@ -118,7 +118,7 @@ def plant_losses(patch: pytest.MonkeyPatch, seeds: Sequence[int]) -> list[dict[s
     def planted(trainer: FeedTrainer, *_: object) -> Tensor:
         weights.append(trainer.weights(0))
         losses = [(LOSSES[seed] + [9.0] * 9)[len(weights) - 1] for seed in seeds]
-        return torch.tensor(losses)[:, None].expand(-1, 2)
+        return torch.tensor(losses)[:, None, None].expand(-1, 2, 2)
 
     patch.setattr(fitting, "validate", planted)
     return weights
@@ -153,6 +153,23 @@ def test_the_best_epoch_is_kept_not_the_last(
     for key, value in best.weights.items():
         assert torch.equal(value, weights[4][key])
     assert any(not torch.equal(value, weights[6][key]) for key, value in best.weights.items())
+
+
+def test_the_cost_of_the_metric_chooses_the_epoch_and_the_loss_breaks_ties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = small(tmp_path, epochs=6, batch_size=16, patience=None, optim={"lr": 3e-2})
+    pairs = iter([(3.0, 1.0), (2.0, 5.0), (2.0 - 1e-15, 4.0), (2.0, 6.0), (2.5, 0.1), (2.5, 0.1)])
+
+    def planted(*_: object) -> Tensor:
+        return torch.tensor(next(pairs)).double()[None, :, None].expand(1, 2, 30)
+
+    monkeypatch.setattr(fitting, "validate", planted)
+    (best,) = fit(
+        SingleTrainer(model("gmu", 0), cfg, TARGETS[TRAIN]), feed, TARGETS, TRAIN, VAL, [0]
+    )
+    assert (best.best_epoch, best.loss) == (3, 4.0)
+    assert best.losses.mean().item() == pytest.approx(2.0)  # of the costs beside it
 
 
 def test_the_losses_of_a_seed_are_means_over_its_best_epoch_and_those_beside_it(

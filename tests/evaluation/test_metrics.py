@@ -23,6 +23,7 @@ from fusionzoo.evaluation.metrics import (
     metrics_of,
     multilabel_scores,
     right,
+    row_scores,
 )
 from fusionzoo.evaluation.statistics import by_group, crossed, effective_size
 from fusionzoo.evaluation.subgroups import compare_subgroups
@@ -245,20 +246,66 @@ def test_every_built_in_metric_has_a_reference() -> None:
 @pytest.mark.parametrize("name", BY_SKLEARN)
 def test_a_metric_is_sklearns_with_and_without_sample_weight(name: str) -> None:
     answer, target = sample_of(name)
-    plain = METRICS[name].cls(answer, target)
+    plain = float(METRICS[name].cls(answer, target))
     assert plain == pytest.approx(BY_SKLEARN[name](answer, target, None), abs=1e-6)
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(1)).double() + 0.01
-    found = METRICS[name].cls(answer, target, weights)
+    found = float(METRICS[name].cls(answer, target, weights))
     assert found == pytest.approx(BY_SKLEARN[name](answer, target, weights.numpy()), abs=1e-9)
     assert found != pytest.approx(plain, abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, WHOLE.double()])
+@pytest.mark.parametrize("name", [*BY_SKLEARN, *NOT_IN_SKLEARN])
+def test_row_scores_average_to_the_metric_and_tell_what_leaving_rows_out_does(
+    name: str, weights: Tensor | None
+) -> None:
+    rows, figure = sample_of(name), METRICS[name].cls
+    assert METRICS[name].has_slope
+    slopes, jackknife = (row_scores(figure, rows, weights, x) for x in (True, False))
+    for scores in (slopes, jackknife):
+        expected = float(figure(*rows) if weights is None else figure(*rows, weights))
+        assert np.average(scores, weights=weights) == pytest.approx(expected, abs=1e-6)
+    errors = [by_group(x[None].numpy(), weights=WHOLE.numpy()).std() for x in (slopes, jackknife)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.1)
+    assert np.corrcoef(slopes, jackknife)[0, 1] > 0.98
+
+
+def test_the_variance_of_the_row_scores_of_auroc_is_delongs() -> None:
+    draw = torch.Generator().manual_seed(0)
+    target = (torch.arange(60) % 3 == 0).long()
+    pair = torch.randn(2, 60, generator=draw).double() + target
+    pair[0] = pair[0].round()  # ties
+    truth, components, scores = target.bool(), [], []
+    for margin in pair:
+        ahead = margin[truth][:, None] - margin[~truth]
+        order = (ahead > 0) + 0.5 * (ahead == 0)  # (positive, negative)
+        components.append((order.mean(1), order.mean(0)))
+        logits = torch.stack([torch.zeros(60).double(), margin], 1)
+        scores.append(row_scores(METRICS["classification.auroc"].cls, (logits, target), None, True))
+        assert scores[-1].mean().item() == pytest.approx(roc_auc_score(target, margin))
+    sides = [(x - y).var(correction=0) / len(x) for x, y in zip(*components, strict=True)]
+    variance = (scores[0] - scores[1]).var(correction=0) / 60
+    assert variance.item() == pytest.approx(sum(sides).item())  # type: ignore[union-attr]
+
+
+def test_a_metric_without_slope_leaves_out_2000_rows_at_most_and_a_constant_moves_no_row() -> None:
+    rows = torch.randn(2001, 2), torch.arange(2001) % 2
+    with pytest.raises(FusionZooError, match=r"2,001 samples.* allows 2,000: compute it by torch"):
+        row_scores(lambda x, y: 0.5, rows, None, False)
+    still = row_scores(METRICS["regression.r2"].cls, (torch.rand(4), torch.ones(4)), None, True)
+    assert still.tolist() == [0, 0, 0, 0]
+    exact = torch.arange(4.0)
+    scores = row_scores(METRICS["regression.rmse"].cls, (exact, exact), None, True)
+    assert scores.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", [*BY_SKLEARN, *NOT_IN_SKLEARN])
 def test_a_weight_of_2_is_a_row_listed_twice(name: str) -> None:
     answer, target = sample_of(name)
     twice = torch.arange(ROWS).repeat_interleave(WHOLE.long())
-    found = METRICS[name].cls(answer, target, WHOLE.double())
-    assert found == pytest.approx(METRICS[name].cls(answer[twice], target[twice]), abs=1e-7)
+    found = float(METRICS[name].cls(answer, target, WHOLE.double()))
+    listed = float(METRICS[name].cls(answer[twice], target[twice]))
+    assert found == pytest.approx(listed, abs=1e-7)
 
 
 def test_a_row_of_weight_0_is_left_out_of_all_figures() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.evaluation.metrics import metric
+from fusionzoo.evaluation.metrics import metric, row_mean
 from fusionzoo.fusion import list_fusions
 from fusionzoo.model import UnimodalHeads, create_model
 from fusionzoo.scripts.embed import main as embed
@@ -183,12 +183,38 @@ def test_a_chosen_metric_ranks_in_its_direction_and_names_that_are_none_are_refu
     for metric_name, leading in names.items():
         tasks = Tasks([task, age], [1.0, 1.0], metric=metric_name)
         assert (tasks.leading, tasks.higher) == (leading, leading == "y.auroc")
+    assert by_loss.metric == several([1, 1, 1]).metric and by_auroc.metric.title == "AUROC"
     with pytest.raises(FusionZooError, match=r"--train\.metric auroq: .* Did you mean 'auroc'\?"):
         Tasks([task], metric="auroq")
     with pytest.raises(FusionZooError, match=r"--train\.metric sensitivity: no figure"):
         Tasks([classify()], metric="sensitivity")  # of three classes
     with pytest.raises(FusionZooError, match=r"auroc is not defined on the validation split"):
         by_auroc.check_leading(by_auroc.metrics(torch.eye(2), torch.zeros(2).long()))
+
+
+def test_scores_by_a_chosen_metric_average_to_it_and_rows_without_a_label_move_nothing() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 3, generator=draw)
+    labels = torch.stack([torch.arange(40) % 2, torch.randn(40, generator=draw)], 1)
+    labels[:7, 0] = labels[5:9, 1] = math.nan
+    weights = torch.arange(40) % 3 + 0.0
+    pair = [Classification(OneOf("y", ("a", "b")), Y[:2]), Regression(Number("z"), labels[9:, 1:])]
+    for name in ("y.auroc", "z.rmse", "z.r2"):
+        tasks = Tasks(pair, [1.0, 1.0], metric=name)
+        for w in (None, weights):
+            scores = tasks.scores(logits, labels, w)
+            figure = tasks.metric.shown(float(row_mean(scores, w)))
+            assert figure == pytest.approx(tasks.metrics(logits, labels, w)[name], abs=1e-6)
+            assert scores[:5].unique().numel() == (
+                1 if name == "y.auroc" else 5 if w is None else 4
+            )
+        costs, losses = tasks.costs(logits, labels, weights)
+        torch.testing.assert_close(costs, -scores)
+        torch.testing.assert_close(losses.float(), tasks.criterion(logits, labels))
+    plain, labelled = Tasks(pair[:1], plain=True, metric="auroc"), torch.arange(40) % 2
+    assert plain.scores(logits[:, :2], torch.ones(40).long()).isnan().all()
+    by_loss = Tasks(pair[:1], plain=True, metric="loss").scores(logits[:, :2], labelled)
+    torch.testing.assert_close(-by_loss.float(), plain.criterion(logits[:, :2], labelled))
 
 
 @pytest.mark.usefixtures("forget_plugins")

@@ -17,7 +17,7 @@ from torch import Tensor
 from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
-from fusionzoo.evaluation.metrics import Metric
+from fusionzoo.evaluation.metrics import Metric, metric_name
 
 from ..bench import metric_named, tasks_of
 from ..examine import score_row
@@ -31,7 +31,6 @@ from .results import (
     best_single,
     corruption_curves,
     decimal,
-    metric_name,
     missing_area,
     readable,
     severities,

@@ -17,6 +17,7 @@ from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.calibration import risk_coverage
 from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
+from fusionzoo.evaluation.metrics import metric_name
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.files import write_files
 from fusionzoo.html.template import Table, template
@@ -38,7 +39,6 @@ from .results import (
     chosen_fusion,
     corruption_curves,
     duration,
-    metric_name,
     missing_curve,
     pareto,
     reliability_of,
@@ -114,18 +114,19 @@ def _scores_where_present(
     summary: Summary, candidate: CandidateResults
 ) -> dict[frozenset[str], float]:
     """Return the score given each subset of the modalities, among the test samples with one of
-    them; given all or none, among all samples."""
+    them; given all or none, or by a figure that is no mean of rows, among all samples."""
     modalities = list(summary.bench.modalities)
     scores = candidate.score_by_subset(modalities)
     order = subsets(modalities)[::-1]
-    if candidate.subset_scores is None or candidate.subset_scores.shape[1] != len(order):
+    by_sample = candidate.subset_scores if summary.bench.metric.of_rows else None
+    if by_sample is None or by_sample.shape[1] != len(order):
         return scores
     present = summary.bench.present[summary.rows].numpy()
     for number, subset in enumerate(order[1:-1], 1):
         columns = [name in subset for name in modalities]
         rows = np.asarray(present[:, columns].any(1), np.bool_)
         if not rows.all():
-            known = candidate.subset_scores[:, number, rows]
+            known = by_sample[:, number, rows]
             scores[subset] = summary.mean(known, rows) if known.size else math.nan
     return scores
 
@@ -262,6 +263,7 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         metric=metric_name(metric),
         points=metric_named(metric).share,
         difference=metric_named(metric).difference,
+        of_rows=summary.bench.metric.of_rows,
         columns=columns,
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),

@@ -15,11 +15,12 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from fusionzoo.evaluation.metrics import metric_name
 from fusionzoo.evaluation.statistics import Ranking, cliques
 
 from ..bench import metric_named
 from ..candidates import ALONE
-from .results import metric_name, readable
+from .results import readable
 
 INK, FAINT = "#010203", "#b4b4b4"  # text and axes; grid and curves in the background
 # Four of Okabe and Ito's colours, which colour-blind readers can distinguish, and two darker ones.

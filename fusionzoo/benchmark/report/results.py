@@ -20,7 +20,7 @@ from fusionzoo.evaluation.calibration import reliability
 from fusionzoo.evaluation.shapley import expected, subset_label, subsets
 from fusionzoo.targets import OneOf, Target
 
-from ..bench import Bench
+from ..bench import Bench, tasks_of
 from ..store import Row
 
 MAJORITY, PRIOR = "majority class", "frequencies of the labels"  # baselines without any input
@@ -30,8 +30,6 @@ BEST_PRESENT = "best single that is present"
 CHOSEN, ENSEMBLE = "fusion by validation", "ensemble of seeds"
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of missing modalities
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-ACRONYMS = {x: x.upper() for x in ("mae", "mse", "rmse", "auroc")}
-ACRONYMS |= {"map": "mAP", "r2": "R²"}
 
 
 class Cell(NamedTuple):
@@ -165,6 +163,18 @@ class Summary:
             return math.nan
         return float(np.average(scores.mean(0), weights=chosen))
 
+    def scores_of(
+        self, candidate: CandidateResults, rows: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Return the scores of some test samples, (S, n): those by which the figure is theirs; all
+        NaN where it is not defined on them."""
+        if self.bench.metric.of_rows or rows.all():
+            return candidate.scores[:, rows]
+        chosen, tasks = torch.from_numpy(rows), tasks_of(self.bench, self.bench.folds[0].train)
+        target, weights = self.target[chosen], self.bench.weights_of(self.rows[chosen])
+        parts = [tasks.scores(x[chosen], target, weights) for x in candidate.logits]
+        return torch.stack(parts).numpy()
+
     @cached_property
     def first_tests(self) -> NDArray[np.bool_]:
         """Which tests are the first of their sample, (N,): all, unless splits share samples."""
@@ -192,7 +202,7 @@ class Summary:
         a, b = of_shared_seeds([a, b])
         rows = np.ones(a.scores.shape[1], np.bool_) if rows is None else rows
         groups = list(compress(self.groups, rows))
-        first, second = (x.scores[:, rows] for x in (a, b))
+        first, second = (self.scores_of(x, rows) for x in (a, b))
         share = self.bench.test_share
         weights = None if self.weights is None else self.weights[rows]
         found = statistics.compare(first, second, groups=groups, test_share=share, weights=weights)
@@ -379,15 +389,6 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
             front.append(name)
             best = quality
     return front
-
-
-def metric_name(metric: str) -> str:
-    """Write a metric's name.
-
-    >>> metric_name("balanced_accuracy"), metric_name("macro_f1"), metric_name("mae")
-    ('balanced accuracy', 'macro F1', 'MAE')
-    """
-    return ACRONYMS.get(metric, metric.replace("_", " ").replace(" f1", " F1"))
 
 
 def thousands(number: float) -> str:

@@ -205,10 +205,10 @@ def _validation(
     figures = []
     for seed_result in seed_results:
         logits = torch.from_numpy(seed_result.val_logits)
-        scores = tasks.scores(logits, target)
+        score = row_mean(tasks.scores(logits, target, weights), weights)
         loss = row_mean(tasks.criterion(logits, target), weights)
-        where_present = row_mean(scores[present], present_weights)
-        figures.append([row_mean(scores, weights), loss, where_present])
+        scores = tasks.scores(logits[present], target[present], present_weights)
+        figures.append([score, loss, row_mean(scores, present_weights)])
     return Validation(*np.mean(figures, 0).tolist())
 
 
@@ -323,9 +323,9 @@ def _score(
     ):
         tasks = tasks_of(summary.bench, fold.train)
         target = summary.target[part]
-        scores.append(tasks.scores(logits[part], target))
-        labels = {"fold": number, "seed": seed, "samples": len(target)}
         weights = summary.bench.weights_of(fold.test)
+        scores.append(tasks.scores(logits[part], target, weights))
+        labels = {"fold": number, "seed": seed, "samples": len(target)}
         row = score_row(tasks, logits[part], target, scores[-1], "full", weights=weights)
         rows.append(labels | row)
     return torch.cat(scores).double().numpy(), rows
@@ -398,11 +398,10 @@ def _of_scores(summary: Summary) -> dict[str, Any]:
     bench, metric = summary.bench, summary.bench.metric
     if not summary.controls:
         return {"words": NOT_RUN, "above_chance": False}
-    tasks = tasks_of(bench, bench.folds[0].train)
     prior = summary.candidate(PRIOR)
     scores, p_values = {}, []
     for name, logits in summary.controls.items():
-        sample = tasks.scores(logits, summary.target).numpy()[None]
+        sample = _score(summary, bench.cfg.seed, logits)[0][None]
         interval, p = statistics.crossed(
             sample - prior.scores[:1],
             bench.test_share,

@@ -290,18 +290,18 @@ class Coverage(NamedTuple):
 def coverage(summary: Summary, choice: Choice, best: CandidateResults) -> Coverage | None:
     """Tell the gain of answering samples that lack a modality from that of fusing several.
 
-    None: no sample lacks any, or too few have two.
+    None: no sample lacks any, or too few have two, or none of one of two classes.
     """
     names = [candidate.name for candidate in summary.candidates]
     several = summary.present.sum(1) > 1
     if BEST_PRESENT not in names or several.sum() < FEWEST_SAMPLES:
         return None
     cascade = summary.candidate(BEST_PRESENT)
-    return Coverage(
-        summary.compare(cascade, best),
-        summary.compare(choice.results, cascade, several),
-        int((several & summary.first_tests).sum()),
-    )
+    fusion = summary.compare(choice.results, cascade, several)
+    if math.isnan(fusion.difference):
+        return None
+    count = int((several & summary.first_tests).sum())
+    return Coverage(summary.compare(cascade, best), fusion, count)
 
 
 def _presence_figures(
@@ -370,9 +370,10 @@ def _by_presence(summary: Summary, choice: Choice, best: CandidateResults) -> li
             "samples": int((rows & summary.first_tests).sum()),
         }
         for candidate in (best, cascade, *means, choice.results):
-            line[candidate.name] = metric.shown(summary.mean(candidate.scores[:, rows], rows))
+            scores = summary.scores_of(candidate, rows)
+            line[candidate.name] = metric.shown(summary.mean(scores, rows))
         counted = rows if summary.weights is None else rows & (summary.weights > 0)
-        if counted.sum() >= FEWEST_SAMPLES:
+        if counted.sum() >= FEWEST_SAMPLES and not math.isnan(line[cascade.name]):
             gain = summary.compare(choice.results, cascade, rows)
             line |= {"gain": gain.difference, "gain_low": gain.low, "gain_high": gain.high}
         lines.append(line)
