@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, RunConfig
 from fusionzoo.config.schema import TABLE_WORDS
-from fusionzoo.datasets import DATASETS
+from fusionzoo.datasets import DATASETS, READERS, TableReader
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.in_memory import is_table
 from fusionzoo.devices import pick_device
@@ -42,6 +42,7 @@ REGISTRIES: dict[str, Registry[Any, Any]] = {
     "balance": BALANCE,
     "objective": OBJECTIVES,
     "embedding_format": FORMATS,
+    "reader": READERS,
 }
 BASES: dict[str, type] = {
     "fusion": Fusion,
@@ -49,12 +50,14 @@ BASES: dict[str, type] = {
     "balance": Balance,
     "objective": Task,
     "embedding_format": EmbeddingFile,
+    "reader": TableReader,
 }
 DEFAULT_FAMILIES = {
     "fusion": "early",
     "dataset": "built-in",
     "objective": "objective",
     "embedding_format": "file",
+    "reader": "binary",
 }
 
 
@@ -219,11 +222,11 @@ def _loaded(model: Model) -> FusionModel | None:
 def register(component: C, *, kind: str | None = None, name: str | None = None, **facts: Any) -> C:
     """Register a class, or the function that opens a data set, and return it.
 
-    `kind` is fusion, encoder, dataset, balance, objective or embedding_format; default: by the base
-    class, and a function opens a data set. `name` is by default that of the class, `MyFusion` as
-    `my_fusion`. Facts such as `family` and `paper` are those of the decorators,
+    `kind` is fusion, encoder, dataset, balance, objective, embedding_format or reader; default: by
+    the base class, and a function opens a data set. `name` is by default that of the class,
+    `MyFusion` as `my_fusion`. Facts such as `family` and `paper` are those of the decorators,
     `FUSIONS.register(...)`; the family is by default `early` of a fusion, its `kind` of an encoder,
-    `built-in` of a data set, `file` of an embedding format.
+    `built-in` of a data set, `file` of an embedding format, `binary` of a reader of tables.
     """
     kind = kind or _kind_of(component)
     check_known(kind, REGISTRIES, f"kind={kind!r} is no kind of component", "There are")

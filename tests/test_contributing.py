@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -99,6 +100,16 @@ def test_the_strategy_that_is_off_changes_nothing(tmp_path: Path) -> None:
         weights.append(state["objective"])
     same = [all(torch.equal(x, other[key]) for key, x in weights[0].items()) for other in weights]
     assert same == [True, True, False]
+
+
+def test_the_reader_opens_files_of_its_ending(plugins: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.feather"
+    frame = pd.DataFrame({"a": [None, 1.0, 2.5, 3.0] * 10, "y": ["no", "yes"] * 20})
+    frame.to_feather(path)
+    flags = [str(path), "--plugins", plugins, "--target", "y", "--train.epochs", "1"]
+    assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    answers = fusionzoo.predict(tmp_path / "run", str(path))
+    assert len(answers) == 40 and {*answers["label"]} <= {"no", "yes"}
 
 
 def test_each_file_is_found_in_the_folder_that_its_heading_names(tmp_path: Path) -> None:

@@ -14,13 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import fusionzoo as fz
 from fusionzoo import PairedDataset, create_dataset
-from fusionzoo.datasets import split_by_hash
+from fusionzoo.datasets import Provenance, TableReader, TableSettings, split_by_hash
 from fusionzoo.datasets.opening.naming import is_path
-from fusionzoo.datasets.sources.table_files import READERS, TableReader
-from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tables.provenance import Provenance
 from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.errors import FusionZooError
 
@@ -230,7 +228,7 @@ def test_text_that_looks_like_file_names_is_pointed_out(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_another_ending_is_one_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_plugins: object
 ) -> None:
     class Bars(TableReader):
         """Text, with bars between the cells."""
@@ -240,11 +238,10 @@ def test_a_reader_of_another_ending_is_one_class(
             columns = zip(*lines[1:], strict=True)
             return pa.table([list(x) for x in columns], names=lines[0]), Provenance()
 
-    monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
     path = tmp_path / "pets.bars"
     path.write_text("text|target\na cat|cat\nNA|dog\na dog|dog\n")
     assert not is_path("missing.bars")
-    READERS.register("bars", family="text")(Bars)
+    fz.register(Bars)
     assert is_path("missing.bars")
     data = create_dataset(str(path), targets={}, drop_empty=True)
     assert data.column("text") == ["a cat", "a dog"]  # NA is a word for a missing value
