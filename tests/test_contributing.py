@@ -104,7 +104,9 @@ def test_the_strategy_that_is_off_changes_nothing(tmp_path: Path) -> None:
 
 def test_the_reader_opens_files_of_its_ending(plugins: str, tmp_path: Path) -> None:
     path = tmp_path / "my.feather"
-    frame = pd.DataFrame({"a": [None, 1.0, 2.5, 3.0] * 10, "y": ["no", "yes"] * 20})
+    frame = pd.DataFrame(
+        {"a": [None, 1.0] * 20, "b": [2.5, 3.0, 4.5, 7.0] * 10, "y": ["no", "yes"] * 20}
+    )
     frame.to_feather(path)
     flags = [str(path), "--plugins", plugins, "--target", "y", "--train.epochs", "1"]
     assert train([*flags, "--out", str(tmp_path / "run")]) == 0
