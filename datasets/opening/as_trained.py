@@ -17,7 +17,7 @@ from fusionzoo.errors import FusionZooError, list_names
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
 from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from ..tables.table import ROLES, word_list
 from .complete import load_table_of, missing_words, open_sheets
 from .naming import TABLE, resolve_name
@@ -86,7 +86,7 @@ def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
     return described
 
 
-def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> Loaded:
+def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> LoadedTable:
     """Read the table; of a workbook the sheet with most of the columns that a model was trained on,
     which is set: of equal ones that of the training data, else the first."""
     names = open_sheets(settings)

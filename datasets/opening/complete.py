@@ -40,7 +40,7 @@ from ..sources.infer import (
 from ..sources.table_files import can_read, reader_of
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import ArrowColumn, is_list
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from ..tables.table import EDGES, MANY, ROLES, name_modality, word_list
 from .load import load_table
 from .naming import TABLE, resolve_name
@@ -59,7 +59,7 @@ HOW = {  # finding -> how it is shown
 }
 
 
-def load_table_of(settings: Mapping[str, Any]) -> Loaded:
+def load_table_of(settings: Mapping[str, Any]) -> LoadedTable:
     """Read the table that settings of a manifest name."""
     return load_table(TableSettings.of(settings))
 
@@ -133,7 +133,7 @@ def _with_own_target(settings: dict[str, Any]) -> DataSpec:
     return DataSpec(settings=settings, loaded=loaded)
 
 
-def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
+def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedTable:
     """Read the table; of a workbook the sheet that has the targets, which is set if it is not the
     first."""
     root, names = settings.get("root"), open_sheets(settings)
@@ -144,7 +144,7 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> Loaded:
         return refused
     for name in names if len(names) > 1 else ():
         loaded = _refusal({**settings, "sheet": name}, target)
-        if isinstance(loaded, Loaded):
+        if isinstance(loaded, LoadedTable):
             settings["sheet"] = name
             return loaded
     if len(names) < 2:
@@ -163,7 +163,9 @@ def open_sheets(settings: Mapping[str, Any]) -> list[str]:
     return reader_of(path).sheets(path) or []
 
 
-def _refusal(settings: Mapping[str, Any], target: str | Sequence[str]) -> Loaded | FusionZooError:
+def _refusal(
+    settings: Mapping[str, Any], target: str | Sequence[str]
+) -> LoadedTable | FusionZooError:
     """Return the table if it has the targets, else the error that says so."""
     try:
         loaded = load_table_of(settings)
@@ -173,7 +175,7 @@ def _refusal(settings: Mapping[str, Any], target: str | Sequence[str]) -> Loaded
     return loaded
 
 
-def _targets(target: str | Sequence[str], loaded: Loaded) -> list[str]:
+def _targets(target: str | Sequence[str], loaded: LoadedTable) -> list[str]:
     """Return the targets' columns as the table spells them."""
     spelled = {fold(name): name for name in loaded.table.column_names}
     whole = isinstance(target, str) and fold(target) in spelled
@@ -181,7 +183,7 @@ def _targets(target: str | Sequence[str], loaded: Loaded) -> list[str]:
     return _columns_of("--target", words, loaded)
 
 
-def _columns_of(flag: str, words: Sequence[str], loaded: Loaded) -> list[str]:
+def _columns_of(flag: str, words: Sequence[str], loaded: LoadedTable) -> list[str]:
     """Return columns as the table spells them; an error names the flag."""
     spelled = {fold(name): name for name in loaded.table.column_names}
     for word in words:
@@ -216,7 +218,7 @@ def _with_target_kinds(spec: DataSpec, names: Sequence[str]) -> DataSpec:
     return replace(spec, settings=chosen, target_kinds=kinds, notes=(*spec.notes, *notes))
 
 
-def _num_missing(settings: Mapping[str, Any], loaded: Loaded, name: str) -> int:
+def _num_missing(settings: Mapping[str, Any], loaded: LoadedTable, name: str) -> int:
     """Return how many rows have no label in a column; an empty list is one."""
     column = loaded.table[name]
     if not is_plain(column.type) or not len(column):
@@ -225,7 +227,9 @@ def _num_missing(settings: Mapping[str, Any], loaded: Loaded, name: str) -> int:
     return cells.num_rows - cells.num_cells if cells.num_cells else 0
 
 
-def _note_of_missing(settings: Mapping[str, Any], loaded: Loaded, name: str, count: int) -> str:
+def _note_of_missing(
+    settings: Mapping[str, Any], loaded: LoadedTable, name: str, count: int
+) -> str:
     """Say how many rows have no label; a warning where a word that may be a class is read so."""
     column, missing = loaded.table[name], missing_words(settings, loaded)
     words = (
@@ -258,7 +262,7 @@ def _check_labels(name: str, spec: DataSpec) -> None:
         raise FusionZooError(f"{problem} in {num_rows:,} rows, {advice}")
 
 
-def missing_words(settings: Mapping[str, Any], loaded: Loaded | None) -> list[str]:
+def missing_words(settings: Mapping[str, Any], loaded: LoadedTable | None) -> list[str]:
     """Return the words in cells that stand for missing values."""
     has_nulls = loaded is None or loaded.has_nulls
     return TableSettings(na=settings.get("na")).missing_words(has_nulls)
@@ -323,7 +327,9 @@ def _check_inputs(
     )
 
 
-def _taken(settings: Mapping[str, Any], loaded: Loaded | None, targets: Sequence[str]) -> set[str]:
+def _taken(
+    settings: Mapping[str, Any], loaded: LoadedTable | None, targets: Sequence[str]
+) -> set[str]:
     """Return the columns, folded, whose use is known by their names or by the user."""
     assert loaded is not None
     declared = read_declared(loaded.table, loaded.source)
@@ -512,7 +518,7 @@ def _common_column(table: pa.Table, others: Sequence[pa.Table]) -> str | None:
     return next(name for name in table.column_names if fold(name) in shared)
 
 
-def _source(settings: dict[str, Any], loaded: Loaded, on: Any) -> dict[str, Any]:
+def _source(settings: dict[str, Any], loaded: LoadedTable, on: Any) -> dict[str, Any]:
     """Return explicit settings of a joined source that names no modality."""
     columns = dict(settings.get("columns") or {})
     names = {fold(name) for name in loaded.table.column_names}

@@ -24,7 +24,7 @@ from ..sources.columns import HUGGING_FACE, TEXT_TYPES
 from ..sources.in_memory import is_table, read_objects
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import is_list_of_text
-from ..tables.provenance import FUSIONZOO, Loaded
+from ..tables.provenance import FUSIONZOO, LoadedTable
 from ..tables.table import NOT_FILES, word_list
 
 
@@ -32,8 +32,8 @@ def read_root(settings: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
     """Read the table in memory that is `settings["root"]`.
 
     What Arrow can hold is stored in the cache, and `root` is its file; without `store`, and of
-    images, arrays and data sets of other libraries, it is a `Loaded`. Paths in the table start from
-    the folder `base`, by default the working directory.
+    images, arrays and data sets of other libraries, it is a `LoadedTable`. Paths in the table start
+    from the folder `base`, by default the working directory.
     """
     settings, root = dict(settings), settings["root"]
     if not is_table(root):
@@ -54,7 +54,7 @@ def read_root(settings: Mapping[str, Any], *, store: bool) -> dict[str, Any]:
     if store:
         return store_table(settings, make_cache_folder(cache_root() / "tables"))
     table, settings = _with_absolute_paths(settings)
-    return {**settings, "root": Loaded(table=table, source=source)}
+    return {**settings, "root": LoadedTable(table=table, source=source)}
 
 
 def store_table(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fusionzoo.errors import FusionZooError, check_known
 from ..base import DATASETS, DEFAULTS, SharedSettings
 from ..paired import PairedDataset
 from ..sources.table_settings import TableSettings
-from ..tables.provenance import MAX_LISTED, Loaded, Provenance
+from ..tables.provenance import MAX_LISTED, LoadedTable, Provenance
 from ..tables.splits import SHARES, split_by_hash
 from .clip_layouts import ave, crema_d, kinetics_sounds, label_csv, meld, ur_funny, vggsound
 from .layout_files import LayoutTable, Row
@@ -110,7 +110,9 @@ def open_layout(
     if held_out:
         reading += (f"val: {held_out:,} of train, by a hash of group or id",)
     reading += (what_is_here(LAYOUTS[layout], read),)
-    loaded = Loaded(table=table, source=str(top), root=top, provenance=Provenance(reading=reading))
+    loaded = LoadedTable(
+        table=table, source=str(top), root=top, provenance=Provenance(reading=reading)
+    )
     settings = TableSettings(
         root=loaded,
         kinds={name: kind for name, kind in read.kinds.items() if name in columns},

@@ -11,19 +11,19 @@ from ..sources.array_files import is_view_folder, read_array_file
 from ..sources.table_files import read_table, reader_of
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import with_text_of_uuids
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from .naming import STORED, UNNAMED
 
 
-def load_table(settings: TableSettings) -> Loaded:
+def load_table(settings: TableSettings) -> LoadedTable:
     """Read what `root` is: a table in memory, shards in a folder or at a URL, or a file."""
     loaded = _load(settings)
     return replace(loaded, table=with_text_of_uuids(loaded.table))
 
 
-def _load(settings: TableSettings) -> Loaded:
+def _load(settings: TableSettings) -> LoadedTable:
     root = settings.root
-    if isinstance(root, Loaded):
+    if isinstance(root, LoadedTable):
         return root
     if not isinstance(root, str | os.PathLike):
         from ..sources.in_memory import read_objects
@@ -38,9 +38,9 @@ def _load(settings: TableSettings) -> Loaded:
             return loaded
         if path.is_dir() and is_view_folder(path):
             table, provenance = read_array_file(path)
-            return Loaded(table=table, source=str(path), root=path, provenance=provenance)
+            return LoadedTable(table=table, source=str(path), root=path, provenance=provenance)
     table, provenance = read_table(path, settings)
-    return Loaded(
+    return LoadedTable(
         table=table,
         source=UNNAMED if STORED.search(str(path)) else str(path),
         root=path.parent,

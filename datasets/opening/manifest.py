@@ -19,7 +19,7 @@ from ..paired import PairedDataset
 from ..sources.open_table import open_table
 from ..sources.table_settings import TableSettings
 from ..tables.paths import part_of_join, refuse
-from ..tables.provenance import Loaded, Provenance
+from ..tables.provenance import LoadedTable, Provenance
 from ..tables.splits import SHARES, SPLITS, make_splits
 from .load import load_table
 
@@ -27,7 +27,9 @@ MAIN = "root"  # the name of the manifest itself among the sources
 KINDS = ("image", "text", "audio")
 
 
-def _open_joined(loaded: Loaded, settings: TableSettings, shared: SharedSettings) -> PairedDataset:
+def _open_joined(
+    loaded: LoadedTable, settings: TableSettings, shared: SharedSettings
+) -> PairedDataset:
     """Join the table with the sources in `settings.join`; a source's only modality has its name."""
     # Labels are read, and samples without any modality left out, after the join.
     of_main = replace(settings, targets={}, drop_empty=False)

@@ -17,7 +17,7 @@ from ..sources.in_memory import read_objects
 from ..sources.infer import named_columns
 from ..sources.open_table import open_table
 from ..sources.table_settings import TableSettings
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from ..tables.table import ROLES
 from .as_trained import AS_TRAINED, complete_for_model
 from .naming import TABLE
@@ -81,7 +81,7 @@ def read_value(name: str, kind: str, value: Any, stored: Mapping[str, Any]) -> A
     return decode(kind, value, range_of(stored.get("image_range"), name))
 
 
-def _without_roles(loaded: Loaded, settings: Mapping[str, Any]) -> Loaded:
+def _without_roles(loaded: LoadedTable, settings: Mapping[str, Any]) -> LoadedTable:
     """Leave out ids, splits, targets and groups, by which nothing is answered."""
     names = named_columns(settings)
     table = loaded.table

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from fusionzoo.console import print_table
 
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from .naming import IN_MEMORY, resolve_name, settings_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class DataSpec:
 
     settings: dict[str, Any] = field(default_factory=dict)
     dataset: PairedDataset | None = None
-    loaded: Loaded | None = None
+    loaded: LoadedTable | None = None
     is_complete: bool = False
     target_kinds: dict[str, str] = field(default_factory=dict)
     rows: tuple[tuple[str, str, str], ...] = ()
@@ -63,7 +63,7 @@ class DataSpec:
         settings = settings_of(data)
         if "group" in settings:
             settings["group_column"] = settings.pop("group")
-        if not isinstance(settings.get("root"), str | os.PathLike | Loaded | None):
+        if not isinstance(settings.get("root"), str | os.PathLike | LoadedTable | None):
             from .in_memory import read_root
 
             settings = read_root(settings, store=store)
@@ -72,7 +72,7 @@ class DataSpec:
     @property
     def is_in_memory(self) -> bool:
         """Whether no settings can open it again."""
-        return self.dataset is not None or isinstance(self.settings.get("root"), Loaded)
+        return self.dataset is not None or isinstance(self.settings.get("root"), LoadedTable)
 
     @property
     def recorded(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ..media.decode import media_value
 from ..media.formats import SUFFIXES
 from ..tables.arrow import BINARY_TYPES, row_numbers
 from ..tables.parquet import SHARD, check_parquet
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from ..tables.splits import USUAL_NAMES
 from .blocks import ParquetBlocks, StoredCells, TarBlocks
 from .order import stored_cells
@@ -60,7 +60,7 @@ class OpenedFile(NamedTuple):
 
 def open_parquet_files(
     storage: Storage, names: Sequence[str], splits: Sequence[str] | None = None
-) -> Loaded:
+) -> LoadedTable:
     """Open Parquet files; `splits` names the split of each, else their names do."""
     files = [_open(storage, name) for name in names]
     blocks = ParquetBlocks(storage, [file.shard for file in files])
@@ -93,12 +93,12 @@ def open_parquet_files(
         stems = [name.removesuffix(".parquet") for name in names]
         splits = [shard["split"] if (shard := SHARD.fullmatch(x)) else x for x in stems]
         if "split" in table.column_names:
-            return Loaded(table=table, source=str(storage), root=storage.folder, memory=memory)
+            return LoadedTable(table=table, source=str(storage), root=storage.folder, memory=memory)
     if "split" in table.column_names:
         table = table.drop_columns("split")
     split_names = np.repeat(list(splits), counts)
     table = table.append_column("split", pa.array(split_names.tolist(), pa.string()))
-    return Loaded(
+    return LoadedTable(
         table=table,
         source=str(storage),
         root=storage.folder,
@@ -342,7 +342,7 @@ class Scan:
             )
 
 
-def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
+def open_tar_files(storage: Storage, names: Sequence[str]) -> LoadedTable:
     """Open the tar files of a folder."""
     scan = Scan(storage)
     for name in names:
@@ -363,7 +363,7 @@ def open_tar_files(storage: Storage, names: Sequence[str]) -> Loaded:
         if name in table.column_names:
             table = table.drop_columns(name)
         table = table.append_column(name, row_numbers(memory[name].sizes >= 0))
-    return Loaded(
+    return LoadedTable(
         table=table,
         source=str(storage),
         root=storage.folder,

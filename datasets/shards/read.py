@@ -11,7 +11,7 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, explained
 
 from ..tables.parquet import files_by_split, is_parquet_folder, is_saved_folder, read_saved_folder
-from ..tables.provenance import Loaded, with_kinds
+from ..tables.provenance import LoadedTable, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import open_parquet_files, open_tar_files
 from .order import check_items, has_items, stored_cells, stored_items
@@ -36,7 +36,7 @@ def is_shard_folder(path: Path) -> bool:
     return path.is_dir() and ((path / NAME).is_file() or any(path.glob("*.tar")))
 
 
-def open_url(url: str) -> Loaded:
+def open_url(url: str) -> LoadedTable:
     """Open shards behind a URL: those of `fusionzoo data convert`, or Parquet or tar files."""
     storage = Storage(url)
     index = read_index(storage)
@@ -52,7 +52,7 @@ def open_url(url: str) -> Loaded:
     raise FusionZooError(f"{storage} has no shards: `fusionzoo data convert` writes them")
 
 
-def open_index(storage: Storage, index: ShardIndex) -> Loaded:
+def open_index(storage: Storage, index: ShardIndex) -> LoadedTable:
     """Open shards by their index; only that is read."""
     if storage.folder is not None:
         _check_sizes(storage, index, NAME)
@@ -78,7 +78,7 @@ def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     memory = {name: stored_cells(blocks, name, index.kinds[name], sizes[name]) for name in stored}
     table = table.drop_columns([x for x in (BYTES, OFFSETS) if x in table.column_names])
     table = table.replace_schema_metadata(with_kinds(pa.schema([]), index.kinds).metadata)
-    return Loaded(
+    return LoadedTable(
         table=table,
         source=str(storage),
         root=storage.folder,
@@ -87,7 +87,7 @@ def open_index(storage: Storage, index: ShardIndex) -> Loaded:
     )
 
 
-def open_shards(root: Any) -> Loaded | None:
+def open_shards(root: Any) -> LoadedTable | None:
     """Open a URL, or a folder of shards, Parquet or saved Arrow files; None: it is none of them."""
     if is_url(root):
         return open_url(root)

@@ -171,7 +171,7 @@ def _typical_size(dataset: Samples, name: str, kind: str, cells: list[Any]) -> f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenShards:
     """What a conversion wrote."""
 
     folder: Path
@@ -248,7 +248,7 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 def write_shards(
     dataset: Samples, out: Path, settings: Settings, *, progress: bool = False
-) -> Written:
+) -> WrittenShards:
     """Write a data set as shards into the folder `out`, or go on with a conversion there."""
     check_unedited(dataset, "written as shards")
     if settings.format not in FORMATS:
@@ -281,7 +281,7 @@ class _Conversion:
         self.on_error = getattr(data, "on_error", "raise")
         self.pool = ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1)))
 
-    def run(self, progress: bool) -> Written:
+    def run(self, progress: bool) -> WrittenShards:
         """Write the shards that are not there yet, then the index."""
         if read_index(Storage(self.out)) is not None:
             done = [entry for entry in self._done(NAME) if self._verified(entry)]
@@ -433,8 +433,8 @@ class _Conversion:
         write_json(self.out / NAME, index.to_json())
         shutil.rmtree(self.out / PARTIAL, ignore_errors=True)
 
-    def _written(self, files: Sequence[ShardFile], resumed: int) -> Written:
-        return Written(
+    def _written(self, files: Sequence[ShardFile], resumed: int) -> WrittenShards:
+        return WrittenShards(
             folder=self.out,
             samples=len(self.dataset),
             files=len(files),
@@ -444,7 +444,9 @@ class _Conversion:
         )
 
 
-def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False) -> Written:
+def write_stream(
+    data: Any, out: Path, *, shard_mb: int = 256, progress: bool = False
+) -> WrittenShards:
     """Write the splits of a stream into the folder `out`; a stopped conversion goes on."""
     check_folder(out, "stream")
     partial = out / PARTIAL
@@ -467,7 +469,7 @@ def write_stream(data: Any, out: Path, *, shard_mb: int = 256, progress: bool = 
     index = ShardIndex(format="parquet", kinds={}, source="stream", files=listed)
     write_json(out / LISTED, index.to_json())
     shutil.rmtree(partial)
-    return Written(
+    return WrittenShards(
         folder=out,
         samples=samples,
         files=len(files),

@@ -29,7 +29,7 @@ from ..media.arrays import (
     open_array,
 )
 from ..tables.paths import PathChecker
-from ..tables.provenance import Loaded
+from ..tables.provenance import LoadedTable
 from ..tables.table import word_list
 from .columns import Columns
 from .table_settings import TableSettings
@@ -59,7 +59,7 @@ class _Values(NamedTuple):
 
 
 def gather_arrays(
-    loaded: Loaded, roles: Mapping[str, str], kinds: Mapping[str, str], settings: TableSettings
+    loaded: LoadedTable, roles: Mapping[str, str], kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
     """Add a column of numbers for each modality in `arrays`, whose kind its shape tells."""
     gathered = ArrayColumns(loaded.table, dict(roles), dict(kinds), {}, ())
@@ -86,7 +86,7 @@ def gather_arrays(
     return gathered
 
 
-def _find(word: str, flag: str, loaded: Loaded, settings: TableSettings) -> ArrayItem:
+def _find(word: str, flag: str, loaded: LoadedTable, settings: TableSettings) -> ArrayItem:
     root = loaded.root or Path()
     allow_outside = settings.allow_outside or loaded.root is None
     item = find_item(word, root)

@@ -30,7 +30,7 @@ from fusionzoo.targets import (
 from ..media.arrays import DIMENSIONS
 from ..tables.arrow import ArrowColumn, first_true, flat, is_list, read_each
 from ..tables.paths import refuse
-from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, Loaded, RowNumbers
+from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, LoadedTable, RowNumbers
 from ..tables.splits import one_spelling
 from ..tables.table import ROLES, word_list
 from ..tables.tabular import join_cells
@@ -55,7 +55,9 @@ class Columns:
     are not used.
     """
 
-    def __init__(self, loaded: Loaded, roles: Mapping[str, str], settings: TableSettings) -> None:
+    def __init__(
+        self, loaded: LoadedTable, roles: Mapping[str, str], settings: TableSettings
+    ) -> None:
         table, source = loaded.table, loaded.source
         self.source, self.table, self.roles, self.settings = source, table, roles, settings
         self.row_numbers = loaded.provenance.row_numbers or RowNumbers()
@@ -262,7 +264,7 @@ def _as_text(column: ArrowColumn) -> ArrowColumn:
 
 
 def gather_columns(
-    loaded: Loaded, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
+    loaded: LoadedTable, roles: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> tuple[pa.Table, dict[str, str], dict[str, Counter[str]]]:
     """Replace the columns of each tabular modality by one of structs; return its name as role.
 
@@ -396,7 +398,7 @@ def read_row(value: Any, settings: TableSettings) -> dict[str, Cell] | None:
     if cells is None or not (settings.cell_kinds or settings.na or settings.decimal != "."):
         return cells
     table = pa.table({name: [cell] for name, cell in cells.items()})
-    columns = Columns(Loaded(table=table, source="the row", has_nulls=True), {}, settings)
+    columns = Columns(LoadedTable(table=table, source="the row", has_nulls=True), {}, settings)
     row: dict[str, Cell] | None = _join(columns, table.column_names)[0].as_py()
     return row
 
@@ -470,7 +472,7 @@ def _is_integer(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Declared:
+class ColumnFacts:
     """Kinds of columns, and the names of classes that columns of numbers refer to."""
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -503,7 +505,7 @@ class Declared:
         return merged, merged_roles, tuple(notes)
 
 
-def read_declared(table: pa.Table, source: str) -> Declared:
+def read_declared(table: pa.Table, source: str) -> ColumnFacts:
     """Return what the metadata of a table's schema declares of the columns it has."""
     info = _mapping(_read_json(table, HUGGING_FACE, source).get("info"))
     features = _mapping(info.get("features"))
@@ -524,11 +526,11 @@ def read_declared(table: pa.Table, source: str) -> Declared:
             kinds[name] = stored[name]
     has_target = any(fold(name) == "target" for name in table.column_names)
     modalities = tuple(name for name in stored if name in kinds)
-    return Declared(kinds, class_names, has_target, modalities, index, target)
+    return ColumnFacts(kinds, class_names, has_target, modalities, index, target)
 
 
 def apply_declared(
-    loaded: Loaded, roles: Roles, settings: TableSettings
+    loaded: LoadedTable, roles: Roles, settings: TableSettings
 ) -> tuple[pa.Table, dict[str, str], Roles, tuple[str, ...]]:
     """Return the table with named classes, kinds and roles with what is declared, and notes."""
     declared = read_declared(loaded.table, loaded.source)

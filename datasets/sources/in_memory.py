@@ -22,7 +22,7 @@ from ..media.decode import MediaCells
 from ..tables.arrow import row_numbers
 from ..tables.hugging_face import is_hugging_face, read_hugging_face
 from ..tables.parquet import join_splits
-from ..tables.provenance import Loaded, mark_index
+from ..tables.provenance import LoadedTable, mark_index
 from .table_settings import TableSettings
 
 STREAM_LIMIT = 20_000  # samples of a stream that are read into memory
@@ -139,7 +139,7 @@ def _arrow_rows(rows: Sequence[Mapping[str, Any] | None]) -> Any:
     return pa.StructArray.from_arrays(columns, names, mask=pa.array([x is None for x in rows]))
 
 
-def read_objects(settings: TableSettings) -> Loaded:
+def read_objects(settings: TableSettings) -> LoadedTable:
     """Read the table or data set in memory that `settings.root` is; objects stay as they are."""
     data, fields = settings.root, settings.field_names
     kind = f"the {type(data).__name__}"
@@ -148,13 +148,13 @@ def read_objects(settings: TableSettings) -> Loaded:
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
         return _read_frame(data, kind)
     if hasattr(data, "__arrow_c_stream__"):
-        return Loaded(table=_arrow_table(data), source=kind)
+        return LoadedTable(table=_arrow_table(data), source=kind)
     if isinstance(data, Mapping):
         if not _holds_tables(data):
             return read_columns(data, "the columns")
         parts = {str(x): _arrow_table(y).replace_schema_metadata(None) for x, y in data.items()}
         table = join_splits(parts, "the tables of the splits")
-        return Loaded(table=table, source="the splits", split_rule="the keys of the dict")
+        return LoadedTable(table=table, source="the splits", split_rule="the keys of the dict")
     if isinstance(data, list | tuple):
         return read_rows(data, "the list", fields)
     is_stream = isinstance(data, IterableDataset)
@@ -179,7 +179,7 @@ def is_table(data: Any) -> bool:
     )
 
 
-def read_rows(rows: Sequence[Any], source: str, fields: Sequence[str]) -> Loaded:
+def read_rows(rows: Sequence[Any], source: str, fields: Sequence[str]) -> LoadedTable:
     """Read a list of mappings, or of tuples whose entries `fields` names."""
     mappings = [as_row(row, fields, f"{source}, row {n}") for n, row in enumerate(rows, start=1)]
     if not mappings:
@@ -188,7 +188,7 @@ def read_rows(rows: Sequence[Any], source: str, fields: Sequence[str]) -> Loaded
     return read_columns({name: [row.get(name) for row in mappings] for name in names}, source)
 
 
-def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
+def read_columns(columns: Mapping[str, Any], source: str) -> LoadedTable:
     """Read columns of equal length: lists, arrays, tensors, Series."""
     if not columns:
         raise FusionZooError(f"{source}: there is no column")
@@ -207,17 +207,17 @@ def read_columns(columns: Mapping[str, Any], source: str) -> Loaded:
             kinds |= _kind(name, cells)
             array = row_numbers(np.array([cell is not None for cell in cells], dtype=bool))
         arrays[name] = array
-    return Loaded(table=pa.table(arrays), source=source, memory=memory, kinds=kinds)
+    return LoadedTable(table=pa.table(arrays), source=source, memory=memory, kinds=kinds)
 
 
-def _read_hugging_face(settings: TableSettings) -> Loaded:
+def _read_hugging_face(settings: TableSettings) -> LoadedTable:
     data, fields = settings.root, settings.field_names
     if (getattr(data, "format", None) or {}).get("type") == "custom":
         return _read_map_style(data, fields, "the Dataset with a transform")
     return read_hugging_face(data, _read_stream, partial(read_rows, fields=fields))
 
 
-def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
+def _read_map_style(data: Any, fields: Sequence[str], source: str) -> LoadedTable:
     items = Items(data, fields, source)
     columns: dict[str, list[Any]] = {}
     large: dict[str, Any] = {}  # name -> the first image, clip or array of entries that have any
@@ -241,7 +241,7 @@ def _read_map_style(data: Any, fields: Sequence[str], source: str) -> Loaded:
         if name in large:
             kinds |= _kind(name, [large[name]])
             memory[name] = MediaCells(items, name)
-    return Loaded(table=loaded.table, source=source, memory=memory, kinds=kinds)
+    return LoadedTable(table=loaded.table, source=source, memory=memory, kinds=kinds)
 
 
 def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
@@ -254,10 +254,10 @@ def _read_stream(rows: Iterable[Any], source: str) -> list[Any]:
     return read
 
 
-def _read_frame(frame: Any, source: str) -> Loaded:
+def _read_frame(frame: Any, source: str) -> LoadedTable:
     """Read a DataFrame of pandas; a column that Arrow cannot hold stays as objects."""
     try:
-        return Loaded(table=mark_index(pa.Table.from_pandas(frame)), source=source)
+        return LoadedTable(table=mark_index(pa.Table.from_pandas(frame)), source=source)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if not frame.columns.is_unique:
             raise FusionZooError(f"{source} has two columns of one name: rename one") from error

@@ -22,7 +22,7 @@ from ..media.decode import media_value
 from ..media.formats import VIDEOS
 from ..tables.arrow import BINARY_TYPES, ArrowColumn, first_true, is_list_of_text, row_numbers
 from ..tables.paths import PathChecker, is_collecting, refuse
-from ..tables.provenance import Loaded, Provenance
+from ..tables.provenance import LoadedTable, Provenance
 from ..tables.table import EDGES, Samples
 from .columns import Columns
 from .table_settings import Roles, TableSettings
@@ -157,8 +157,8 @@ def with_slashes(
 
 
 def expand_patterns(
-    loaded: Loaded, kinds: Mapping[str, str], settings: TableSettings, *, must_match: bool
-) -> Loaded:
+    loaded: LoadedTable, kinds: Mapping[str, str], settings: TableSettings, *, must_match: bool
+) -> LoadedTable:
     """Replace patterns in cells of images and clips by lists of the files that match, sorted.
 
     `*` stands for any letters and `?` for one, within a folder; numbers in names are sorted by

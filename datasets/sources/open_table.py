@@ -19,7 +19,7 @@ from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
 from ..tables.arrow import ArrowColumn, flat, is_list
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
-from ..tables.provenance import MANY_OF, Loaded, Provenance, RowNumbers
+from ..tables.provenance import MANY_OF, LoadedTable, Provenance, RowNumbers
 from ..tables.splits import (
     SPLITS,
     class_columns,
@@ -67,7 +67,7 @@ SCALAR_TYPES = (
 
 
 def gather(
-    loaded: Loaded, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
+    loaded: LoadedTable, columns: Roles, kinds: Mapping[str, str], settings: TableSettings
 ) -> ArrayColumns:
     """Return a table in which every modality has one column."""
     for name in {*ROLES} & {*kinds, *(settings.arrays or {})} | {"group"} & {*columns}:
@@ -264,7 +264,7 @@ def _read_column(table: Columns, ids: ArrowColumn) -> tuple[ArrowColumn, str]:
 
 
 def open_table(
-    loaded: Loaded, settings: TableSettings, shared: SharedSettings = DEFAULTS
+    loaded: LoadedTable, settings: TableSettings, shared: SharedSettings = DEFAULTS
 ) -> PairedDataset:
     """Return the data set of a table."""
     index = read_declared(loaded.table, loaded.source).index
@@ -314,7 +314,7 @@ def open_table(
     return dataset
 
 
-def _with_labels_of_objects(loaded: Loaded, names: Collection[str]) -> Loaded:
+def _with_labels_of_objects(loaded: LoadedTable, names: Collection[str]) -> LoadedTable:
     """Move the lists of labels that are objects in memory, arrays and tuples, into the table."""
     table, memory = loaded.table, dict(loaded.memory)
     for name in [name for name in memory if name in names]:

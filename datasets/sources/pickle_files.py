@@ -24,7 +24,7 @@ MADE, MADE_PER_BYTE = 64 << 20, 16
 short = reprlib.repr  # a few values and levels: nested pairs of one list have 2^depth
 
 
-class Refused(Exception):
+class ForbiddenPickle(Exception):
     """A pickle asks for something else than arrays and containers."""
 
 
@@ -33,7 +33,7 @@ def check_keys(keys: Iterable[Any]) -> None:
     for key in keys:
         parts = key if isinstance(key, tuple) else (key,)
         if not all(part is None or isinstance(part, str | bytes | int | float) for part in parts):
-            raise Refused(f"a key or an element of a set that is {short(key):.40}")
+            raise ForbiddenPickle(f"a key or an element of a set that is {short(key):.40}")
 
 
 class DType:
@@ -43,14 +43,14 @@ class DType:
         if isinstance(name, bytes):
             name = name.decode("ascii", "replace")
         if not isinstance(name, str) or name.lstrip("<>=|")[:1] not in f"{PLAIN}O":
-            raise Refused(f"an array of type {short(name):.40}")
+            raise ForbiddenPickle(f"an array of type {short(name):.40}")
         self.name, self.order = name, ""
 
     def set_state(self, state: Any) -> None:
         """Take the byte order; fields of a structured dtype are refused."""
         parts = list(state) if isinstance(state, tuple) else []
         if parts[2:5] != [None] * 3 or parts[1] not in ("<", ">", "|", "="):
-            raise Refused(f"an array of a structured type {self.name!r:.40}")
+            raise ForbiddenPickle(f"an array of a structured type {self.name!r:.40}")
         self.order = parts[1]
 
     @property
@@ -77,7 +77,7 @@ class Array:
     def set_state(self, state: Any) -> None:
         """Take (version, shape, dtype, is it in Fortran order, data)."""
         if not (isinstance(state, tuple) and len(state) in (4, 5)):
-            raise Refused("an array of an unknown format")
+            raise ForbiddenPickle("an array of an unknown format")
         shape, dtype, fortran_order, data = state[-4:]
         self.value = _array(data, dtype, shape, "F" if fortran_order else "C")
 
@@ -87,11 +87,11 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
     is_shape = isinstance(shape, tuple) and len(shape) <= MAX_DIMS
     is_shape = is_shape and all(type(n) is int and n >= 0 for n in shape)
     if not (is_shape and isinstance(dtype, DType)):
-        raise Refused("an array of an unknown format")
+        raise ForbiddenPickle("an array of an unknown format")
     count = math.prod(shape)
     if dtype.is_object:
         if not isinstance(data, list) or len(data) != count:
-            raise Refused(f"an array of shape {short(shape)} with other data")
+            raise ForbiddenPickle(f"an array of shape {short(shape)} with other data")
         objects = np.empty(count, dtype=object)
         for number, value in enumerate(data):
             objects[number] = plain(value)
@@ -99,13 +99,15 @@ def _array(data: Any, dtype: Any, shape: Any, order: Any = "C") -> np.ndarray:
     if isinstance(data, str):  # of protocols 0 to 2, where bytes are written as Latin-1
         data = data.encode("latin-1")
     if not isinstance(data, bytes | bytearray) or len(data) != count * dtype.numpy().itemsize:
-        raise Refused(f"an array of shape {short(shape)} and type {dtype.name} with other data")
+        raise ForbiddenPickle(
+            f"an array of shape {short(shape)} and type {dtype.name} with other data"
+        )
     return np.frombuffer(data, dtype.numpy()).reshape(shape, order=order)
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> Array:
     if order not in ("C", "F"):
-        raise Refused("an array of an unknown format")
+        raise ForbiddenPickle("an array of an unknown format")
     array = Array()
     array.value = _array(bytes(data), dtype, shape, order)
     return array
@@ -117,7 +119,7 @@ def _scalar(dtype: Any, data: Any = b"") -> Any:
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise Refused("bytes of an unknown encoding")
+        raise ForbiddenPickle("bytes of an unknown encoding")
     return text.encode("latin-1")
 
 
@@ -126,7 +128,7 @@ def _container(kind: Callable[..., Any], *types: type) -> Callable[..., Any]:
 
     def make(*arguments: Any) -> Any:
         if len(arguments) > 1 or not all(isinstance(argument, types) for argument in arguments):
-            raise Refused(f"a {kind.__name__} of other arguments")
+            raise ForbiddenPickle(f"a {kind.__name__} of other arguments")
         if kind is not list and kind is not tuple:
             for argument in arguments:
                 check_keys(argument)
@@ -173,17 +175,17 @@ class Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         function = NAMES.get((module, name))
         if function is None:
-            raise Refused(f"{module}.{name}"[:80])
+            raise ForbiddenPickle(f"{module}.{name}"[:80])
         return function
 
     def persistent_load(self, pid: Any) -> Any:
-        raise Refused("objects outside of the file")
+        raise ForbiddenPickle("objects outside of the file")
 
     def load_build(self) -> None:
         """Set the state of an array or a dtype, of nothing else."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], Array | DType):
-            raise Refused(f"the state of a {type(self.stack[-1]).__name__}")
+            raise ForbiddenPickle(f"the state of a {type(self.stack[-1]).__name__}")
         self.stack[-1].set_state(state)
 
         self._count(self.stack[-1])
@@ -202,7 +204,7 @@ class Unpickler(pickle._Unpickler):
         value = plain(value)
         self.made += value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
         if self.made > self.limit:
-            raise Refused(f"more than {self.limit:,} bytes, by copying what it holds")
+            raise ForbiddenPickle(f"more than {self.limit:,} bytes, by copying what it holds")
 
     def load_bytearray8(self) -> None:
         """Read a bytearray; Python's own makes room for it before it looks at the file."""
@@ -236,7 +238,7 @@ def _checking_size(load: Callable[[Unpickler], None]) -> Callable[[Unpickler], N
         load(reader)
         bits = int(reader.stack[-1]).bit_length()
         if bits > MAX_BITS:
-            raise Refused(f"an integer of {bits:,} bits")
+            raise ForbiddenPickle(f"an integer of {bits:,} bits")
 
     return checked
 
@@ -264,7 +266,7 @@ def read_pickle(path: Path) -> Any:
     limits = "only arrays of NumPy and built-in containers are read, and nothing of it was run"
     with (
         explained(f"{path} is no pickle that can be read"),
-        explained(f"{path}: {limits}; it asks for", Refused),
+        explained(f"{path}: {limits}; it asks for", ForbiddenPickle),
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):

@@ -15,7 +15,7 @@ from fusionzoo.errors import FusionZooError, explained
 
 from ..media.decode import MediaCells
 from .arrow import plain_column, row_numbers
-from .provenance import MEDIA, SPLIT_RULE, Loaded
+from .provenance import MEDIA, SPLIT_RULE, LoadedTable
 
 LIBRARY = "datasets"
 BATCH = 1000  # rows looked at together, to see which have a value
@@ -38,8 +38,8 @@ def is_stream(data: Any) -> bool:
 def read_hugging_face(
     data: Any,
     read_stream: Callable[[Any, str], list[Any]],
-    read_rows: Callable[[list[Any], str], Loaded],
-) -> Loaded:
+    read_rows: Callable[[list[Any], str], LoadedTable],
+) -> LoadedTable:
     """Read a data set whose media stay undecoded; `read_stream` returns the rows of a stream, of
     which `read_rows` makes a table."""
     source = f"the {type(data).__name__}"
@@ -63,7 +63,7 @@ def read_hugging_face(
         names = np.repeat(list(parts), [len(part) for part in parts.values()])
         splits = pa.array(names.tolist(), pa.string())
         table = loaded.table.append_column("split", splits)
-        loaded = Loaded(table=table, source=source, memory=loaded.memory, split_rule=rule)
+        loaded = LoadedTable(table=table, source=source, memory=loaded.memory, split_rule=rule)
     return loaded
 
 
@@ -77,7 +77,7 @@ def _concatenate(parts: Mapping[str, Any], source: str) -> Any:
         return sys.modules[LIBRARY].concatenate_datasets(plain)
 
 
-def _read(dataset: Any, source: str) -> Loaded:
+def _read(dataset: Any, source: str) -> LoadedTable:
     media = [name for name, feature in dataset.features.items() if _is_media(feature)]
     others = [name for name in dataset.column_names if name not in media]
     columns: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def _read(dataset: Any, source: str) -> Loaded:
         columns[name] = row_numbers(_present(column, name))
     table = pa.table({name: columns[name] for name in dataset.column_names if name in columns})
     table = table.replace_schema_metadata(_metadata(dataset))
-    return Loaded(table=table, source=source, memory=dict(memory))
+    return LoadedTable(table=table, source=source, memory=dict(memory))
 
 
 def _present(column: Any, name: str) -> np.ndarray:

@@ -19,7 +19,7 @@ from fusionzoo.files import read_json_object
 from ..media.budgets import BUDGETS, check_expansion
 from .arrow import check_unicode, plain_column
 from .paths import PathChecker
-from .provenance import SPLIT_RULE, Loaded
+from .provenance import SPLIT_RULE, LoadedTable
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes
 OFFSET = 8  # bytes per value of text and lists, besides their contents
@@ -168,16 +168,16 @@ def is_saved_folder(path: Path) -> bool:
     return path.is_dir() and ((path / STATE).is_file() or (path / SPLITS).is_file())
 
 
-def read_saved_folder(path: Path) -> Loaded:
+def read_saved_folder(path: Path) -> LoadedTable:
     """Open the files of all splits; the names of the splits are those of the `DatasetDict`."""
     if not (path / SPLITS).is_file():
-        return Loaded(table=_read_split(path, path), source=str(path), root=path)
+        return LoadedTable(table=_read_split(path, path), source=str(path), root=path)
     splits = read_json_object(path / SPLITS).get("splits")
     if not isinstance(splits, list) or not splits or not all(map(_is_name, splits)):
         raise FusionZooError(f"{path / SPLITS} does not list the splits")
     parts = [_read_split(path, path / split) for split in splits]
     table = join_splits(dict(zip(splits, parts, strict=True)), f"the splits of {path}")
-    return Loaded(table=table, source=str(path), root=path, split_rule=SPLIT_RULE)
+    return LoadedTable(table=table, source=str(path), root=path, split_rule=SPLIT_RULE)
 
 
 def _read_split(root: Path, folder: Path) -> pa.Table:

@@ -121,7 +121,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedTable:
     """What `open_table` turns into a data set."""
 
     table: pa.Table

@@ -166,7 +166,7 @@ def fold_labels(tasks: Tasks, target: Tensor) -> Tensor:
     return classes.masked_fill(target.isnan().all(1), -1)
 
 
-class Damaged(NamedTuple):
+class DamagedSamples(NamedTuple):
     """A cache entry of damaged samples."""
 
     description: Description
@@ -195,7 +195,7 @@ class Bench:
     dims: Mapping[str, int] = field(default_factory=dict)  # modality -> width of its features
     features: tuple[Mapping[str, Description], ...] = ()  # by fold: modality -> cache entry
     not_run: Mapping[str, str] = field(default_factory=dict)  # candidate -> what it lacks
-    corrupted: tuple[Mapping[Condition, Damaged], ...] = ()  # by fold
+    corrupted: tuple[Mapping[Condition, DamagedSamples], ...] = ()  # by fold
     of_folds: int = 0  # how many folds there are, where only the first is here; 0: all are here
     protocol: str = ""  # in a sentence, how the data was split
     # Others' predictions by name, and by fold: logits (N, K) of its test samples.

@@ -45,14 +45,14 @@ from .train import (
 )
 
 
-class Trained(NamedTuple):
+class TrainedModels(NamedTuple):
     """The trained models of a job."""
 
     fits: list[FitResult]  # one per seed
     seconds: float  # of training each
 
 
-def run_job(bench: Bench, job: Job, trained: Trained | None = None) -> list[SeedResult]:
+def run_job(bench: Bench, job: Job, trained: TrainedModels | None = None) -> list[SeedResult]:
     """Train the models of a job, unless they are trained already, and compute their metrics.
 
     Validated are the models of the training split. Tested are those or, with `cfg.refit`, models
@@ -107,17 +107,17 @@ def _prior(bench: Bench, job: Job) -> Tensor:
 
 def train(
     bench: Bench, job: Job, models: Sequence[FusionModel], feed: ProbeFeed | BatchFeed
-) -> Trained:
+) -> TrainedModels:
     """Train the models of a job on the training split."""
     start = time.perf_counter()
     fold, targets = bench.folds[job.fold], _targets(bench, job)
     trainer = _trainer(bench, job, models, feed, targets, fold.train)
     weights = bench.weights_of(fold.val)
     fits = fit(trainer, feed, targets, fold.train, fold.val, job.seeds, weights)
-    return Trained(fits, (time.perf_counter() - start) / len(models))
+    return TrainedModels(fits, (time.perf_counter() - start) / len(models))
 
 
-def tested_weights(bench: Bench, job: Job, trained: Trained) -> list[Weights]:
+def tested_weights(bench: Bench, job: Job, trained: TrainedModels) -> list[Weights]:
     """Return the weights that are tested: these or, with `cfg.refit`, those of new models.
 
     New models learn from training and validation split together, each for its best epoch.

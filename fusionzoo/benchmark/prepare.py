@@ -35,7 +35,7 @@ from .bench import (
     GOES_ON,
     Bench,
     Condition,
-    Damaged,
+    DamagedSamples,
     Description,
     conditions,
     damaged_rows,
@@ -49,7 +49,9 @@ from .feeds import BatchFeed, device_of, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
 Encoders = dict[str, Encoder]  # modality -> encoder
-Piece = tuple[int, Condition, Damaged]  # number of the fold, how its samples are damaged, and which
+Piece = tuple[
+    int, Condition, DamagedSamples
+]  # number of the fold, how its samples are damaged, and which
 _frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 BATCH = 64  # samples that are encoded at once
 
@@ -286,7 +288,7 @@ def describe_corrupted(
     fold_number: int,
     frozen: Encoders,
     descriptions: dict[str, Description],
-) -> dict[Condition, Damaged]:
+) -> dict[Condition, DamagedSamples]:
     """Describe the damaged samples of a fold: those of all folds, where they share an encoder."""
     if not conditions(bench):
         return {}
@@ -303,12 +305,12 @@ def describe_corrupted(
 
 def _entry(
     bench: Bench, description: Description, samples: str, rows: Tensor, condition: Condition
-) -> Damaged:
+) -> DamagedSamples:
     """Return the cache entry of these rows, whose fingerprint is `samples`, damaged in one way."""
     modality, *how = condition
     code = code_digest(CORRUPTIONS[bench.modalities[modality]][condition[1]])
     corruption = tuple(how if code is None else (*how, code))  # of a plug-in, its file's digest
-    return Damaged({**description, "samples": samples, "corruption": corruption}, rows)
+    return DamagedSamples({**description, "samples": samples, "corruption": corruption}, rows)
 
 
 def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:

@@ -77,14 +77,14 @@ def require_optuna() -> None:
         import optuna  # noqa: F401
 
 
-class Tuned(NamedTuple):
+class TunedSettings(NamedTuple):
     """The settings that tuning chose; both are empty where the default settings stay."""
 
     settings: Settings
     training: Settings
 
 
-def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
+def tune(bench: Bench, job: Job) -> tuple[TunedSettings, jobs.TrainedModels | None]:
     """Try `cfg.tune` settings of a job; return the chosen ones and their model, if it is at hand.
 
     The default settings are the first, with the losses of the job that is done already. The next
@@ -112,7 +112,7 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
     )
     for values in _other_structures(bench, job, space):
         study.enqueue_trial(values)
-    models: dict[int, jobs.Trained] = {}  # by line
+    models: dict[int, jobs.TrainedModels] = {}  # by line
     for line in range((bench.cfg.tune or 1) - 1):
         seed = seed_of(bench.cfg.seed, line) % 2**32
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=DRAWN)
@@ -133,7 +133,7 @@ def tune(bench: Bench, job: Job) -> tuple[Tuned, jobs.Trained | None]:
     return _tuned_by(done, best), models.get(-1 if best is None else best)
 
 
-def chosen_settings(bench: Bench, job: Job) -> Tuned | None:
+def chosen_settings(bench: Bench, job: Job) -> TunedSettings | None:
     """Return what tuning chose for a job; None if it is not done."""
     done, trials = _read(_path(bench, job)), (bench.cfg.tune or 1) - 1
     if len(done) < trials or store.load(path_of(bench, job)) is None:
@@ -142,8 +142,12 @@ def chosen_settings(bench: Bench, job: Job) -> Tuned | None:
     return _tuned_by(done, _best(bench, job, _default_losses(bench, job), done))
 
 
-def _tuned_by(done: Sequence[dict[str, Any]], best: int | None) -> Tuned:
-    return Tuned({}, {}) if best is None else Tuned(done[best]["settings"], done[best]["training"])
+def _tuned_by(done: Sequence[dict[str, Any]], best: int | None) -> TunedSettings:
+    return (
+        TunedSettings({}, {})
+        if best is None
+        else TunedSettings(done[best]["settings"], done[best]["training"])
+    )
 
 
 def _best(
@@ -297,7 +301,7 @@ def _settings_of(values: Mapping[str, Any], job: Job) -> tuple[Settings, Setting
     return settings, {"epochs": values["epochs"], "optim": optim}
 
 
-def _train(bench: Bench, job: Job) -> jobs.Trained | None:
+def _train(bench: Bench, job: Job) -> jobs.TrainedModels | None:
     """Train on the training split; None if training diverged."""
     try:
         return jobs.train(bench, job, *jobs.build(bench, job))
@@ -601,7 +605,7 @@ def _guarded(work: Callable[[], None]) -> str | None:
     return None
 
 
-def _tuned_jobs(bench: Bench, job: Job, tuned: Tuned) -> list[Job]:
+def _tuned_jobs(bench: Bench, job: Job, tuned: TunedSettings) -> list[Job]:
     """Return the jobs of all seeds with the chosen settings; none where the default ones stay."""
     if not tuned.training:
         return []

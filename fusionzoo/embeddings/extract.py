@@ -93,7 +93,7 @@ class ExtractionPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class VectorRequest:
     """Which vectors to compute, and how."""
 
     prefixes: tuple[int, ...] = ()  # of the fused and the aligned vectors
@@ -104,7 +104,7 @@ class Wanted:
     layers: Layers = ()  # inner layers of encoders
 
     @classmethod
-    def of(cls, cfg: EmbedConfig, model: FusionModel) -> Wanted:
+    def of(cls, cfg: EmbedConfig, model: FusionModel) -> VectorRequest:
         """Check the settings against the model."""
         if cfg.probabilities and not model.classes:
             raise FusionZooError("--probabilities: the model was not trained on a class per sample")
@@ -131,12 +131,12 @@ def _prefixes(cfg: EmbedConfig, model: FusionModel) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def untrained_prefixes(wanted: Wanted, model: FusionModel) -> list[int]:
+def untrained_prefixes(wanted: VectorRequest, model: FusionModel) -> list[int]:
     """Return the sizes of prefixes that the model was not trained for."""
     return sorted({*wanted.prefixes} - {*model.spec.get("matryoshka", [])})
 
 
-def compute(model: FusionModel, batch: Batch, wanted: Wanted) -> dict[str, Tensor]:
+def compute(model: FusionModel, batch: Batch, wanted: VectorRequest) -> dict[str, Tensor]:
     """Return float32 columns (B, D) by name, vectors first; an absent modality's rows are 0."""
     device = model.device.type
     with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=wanted.bf16):
@@ -181,7 +181,7 @@ def is_cut(model: FusionModel) -> set[str]:
     return {"fused", *(f"aligned_{name}" for name in model.align)}
 
 
-def widths(model: FusionModel, wanted: Wanted) -> dict[str, int]:
+def widths(model: FusionModel, wanted: VectorRequest) -> dict[str, int]:
     """Return the width of each column, measured with blank samples."""
     columns = compute(model, dummy_batch(model).to(model.device), wanted)
     return {name: x.shape[1] for name, x in columns.items()}
@@ -197,7 +197,7 @@ class InPieces:
     def __init__(
         self,
         model: FusionModel,
-        wanted: Wanted,
+        wanted: VectorRequest,
         rows: int | None = None,
         *,
         say: Callable[[str], None] = print,
@@ -352,7 +352,7 @@ class Extraction:
     model: FusionModel
     dataset: PairedDataset
     plan: ExtractionPlan
-    wanted: Wanted
+    wanted: VectorRequest
     schema: pa.Schema
     key: dict[str, str]  # what parts on disk must share
     num_workers: int
@@ -367,7 +367,7 @@ class Extraction:
         num_workers: int,
     ) -> Extraction:
         """Resolve the settings of a model on its device and an open data set."""
-        columns = widths(model, Wanted.of(cfg, model))
+        columns = widths(model, VectorRequest.of(cfg, model))
         data = data_identity(dataset)
         about = describe(cfg, settings, model, dataset, data, columns)
         schema = schema_of(columns, list(model.modalities), cfg.dtype, about)
@@ -391,7 +391,7 @@ class Extraction:
             model=model,
             dataset=dataset,
             plan=ExtractionPlan(dataset.lengths(), cfg.row_group, cfg.batch_size),
-            wanted=Wanted.of(cfg, model),
+            wanted=VectorRequest.of(cfg, model),
             schema=schema,
             key=key,
             num_workers=num_workers,

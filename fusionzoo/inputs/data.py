@@ -24,7 +24,7 @@ MOST_OPENED, MOST_MEASURED = 1000, 64  # training images whose header, and value
 Data = Any  # str | PathLike | Mapping | PairedDataset | a table or data set in memory
 
 
-class Configured(Protocol):
+class CommandSettings(Protocol):
     """Settings of a command that is about data."""
 
     @property
@@ -33,7 +33,7 @@ class Configured(Protocol):
         ...
 
 
-C = TypeVar("C", bound=Configured)
+C = TypeVar("C", bound=CommandSettings)
 
 
 @keyword_errors

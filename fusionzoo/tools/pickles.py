@@ -199,14 +199,14 @@ def _single(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """The manifest that was written, and lines that say what is in it."""
 
     manifest: Path
     notes: list[str]
 
 
-def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -> Converted:
+def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -> Conversion:
     """Convert the pickle `source` to a manifest in `out`, Parquet, and a .npy file of each feature.
 
     Features that are not finite are an error or, with `nonfinite="zero"`, become zeros.
@@ -215,7 +215,7 @@ def convert_pickle(source: Path, out: Path, *, nonfinite: NonFinite = "raise") -
         raise FusionZooError(f"{out} exists and is not an empty folder: name another one")
     with explained(f"{out} cannot be written", OSError), replacing_folder(out) as folder:
         notes = _write(source, folder, nonfinite)
-    return Converted(out / "manifest.parquet", notes)
+    return Conversion(out / "manifest.parquet", notes)
 
 
 def _write(source: Path, folder: Path, nonfinite: NonFinite) -> list[str]:

@@ -40,14 +40,14 @@ from .objective import Objective
 from .tasks import NO_TARGET
 from .tracker import Tracker
 from .trainer import Trainer
-from .trials import Finished, Repeats
+from .trials import Repeats, TrainingResult
 
 
-class Seeds(Repeats[Finished]):
+class Seeds(Repeats[TrainingResult]):
     """The trainings of a run folder that differ in their seed, which are joined."""
 
     setting = "seeds"
-    entry = Finished
+    entry = TrainingResult
 
     def chosen(self) -> dict[str, Any]:
         return {"seed": self.cfg.seed + len(self.finished)}

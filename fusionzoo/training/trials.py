@@ -32,7 +32,7 @@ DROPPED = ("model", "checkpoints")  # of the others
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class TrainingResult:
     """A finished training."""
 
     seed: int
@@ -41,7 +41,7 @@ class Finished:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(Finished):
+class Trial(TrainingResult):
     """A finished trial; `rank` is higher for a better one."""
 
     factor: float  # of all learning rates
@@ -49,7 +49,7 @@ class Trial(Finished):
     figure: float  # of the leading metric on the validation split
 
 
-F = TypeVar("F", bound=Finished)
+F = TypeVar("F", bound=TrainingResult)
 
 
 class Repeats(ABC, Generic[F]):

@@ -201,7 +201,7 @@ def test_a_candidate_that_fails_is_reported_and_stops_no_other(
     before = jobs.run_job
 
     def fail(
-        bench: setup.Bench, job: setup.Job, trained: jobs.Trained | None = None
+        bench: setup.Bench, job: setup.Job, trained: jobs.TrainedModels | None = None
     ) -> list[store.SeedResult]:
         if job.candidate == "gmu":
             raise RuntimeError("no luck today")
@@ -330,7 +330,7 @@ def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error
     worse, better = default + 1, default + noise - gain / samples
     before, turn = jobs.train, iter([worse, better, worse] * 3)
 
-    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.Trained:
+    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.TrainedModels:
         trained = before(bench, job, *rest)
         losses = next(turn) if job.training else default
         return trained._replace(fits=[x._replace(losses=losses) for x in trained.fits])
@@ -350,7 +350,7 @@ def test_tuning_tries_a_linear_skip_and_layers_first_and_reports_what_it_chose(
     cfg = small(tmp_path, **{**TUNED, "fusions": "concat", "tune": 3, "seeds": 1})
     before = jobs.train
 
-    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.Trained:
+    def planted(bench: setup.Bench, job: setup.Job, *rest: Any) -> jobs.TrainedModels:
         trained = before(bench, job, *rest)
         loss = 1.0 if job.settings.get("linear_skip") else 2.0
         noise = torch.linspace(-0.1, 0.1, len(trained.fits[0].losses)) * loss
@@ -396,7 +396,7 @@ def test_models_that_tuning_trained_are_tested_as_those_trained_again(
     before = jobs.run_job
 
     def run_job(
-        bench: setup.Bench, job: setup.Job, trained: jobs.Trained | None = None
+        bench: setup.Bench, job: setup.Job, trained: jobs.TrainedModels | None = None
     ) -> list[store.SeedResult]:
         reused.append(trained is not None)
         return before(bench, job, trained)

@@ -55,7 +55,7 @@ def test_untuned_and_tuned_are_figures_of_the_same_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def same(bench: Any, job: Any) -> Any:  # tuning that changes the training, not its result
-        return schedule.Tuned({**job.settings}, {"epochs": bench.cfg.epochs}), None
+        return schedule.TunedSettings({**job.settings}, {"epochs": bench.cfg.epochs}), None
 
     monkeypatch.setattr(schedule, "tune", same)
     monkeypatch.setattr(schedule, "chosen_settings", lambda *job: same(*job)[0])

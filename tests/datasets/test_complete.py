@@ -21,7 +21,7 @@ from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.cell_kinds import find_date_order
 from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alone
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tables.provenance import Loaded
+from fusionzoo.datasets.tables.provenance import LoadedTable
 from fusionzoo.errors import FusionZooError
 
 N = 60
@@ -520,7 +520,7 @@ def completed(folder: Path) -> DataSpec:
         np.save(folder / f"s{n}.npy", np.zeros((2, 4), np.float32))
     columns = {name: pa.array(cells) for name, (cells, _) in COLUMNS.items()}
     table = pa.table({**columns, "y": ["a", "b"] * (N // 2)})
-    loaded = Loaded(table=table, source="table", root=folder)
+    loaded = LoadedTable(table=table, source="table", root=folder)
     return complete({"name": "manifest", "root": loaded}, "y")
 
 

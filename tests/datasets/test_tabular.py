@@ -24,7 +24,7 @@ from fusionzoo.datasets.opening.in_memory import store_table
 from fusionzoo.datasets.sources.open_table import open_table
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tables.provenance import Loaded
+from fusionzoo.datasets.tables.provenance import LoadedTable
 from fusionzoo.datasets.tables.tabular import learn_columns, strange_cells
 from fusionzoo.encoders.tabular import Categories
 from fusionzoo.errors import FusionZooError
@@ -195,7 +195,9 @@ def test_of_many_categories_the_most_frequent_are_kept() -> None:
     names = ["common"] * 5 + [f"rare {n:04d}" for n in range(1500)]
     ids = [str(n) for n in range(len(names))]
     table = pa.table({"id": ids, "target": ["a"] * len(ids), "word": names})
-    data = open_table(Loaded(table=table, source="t"), TableSettings(columns={"tabular": "word"}))
+    data = open_table(
+        LoadedTable(table=table, source="t"), TableSettings(columns={"tabular": "word"})
+    )
     values = learnt(data)["word"]["values"]
     assert len(values) == 1000
     assert "common" in values

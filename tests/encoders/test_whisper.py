@@ -78,8 +78,8 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
     torch.manual_seed(1)
-    monkeypatch.setattr(whisper.Packaged, "is_installed", lambda self: True)
-    small = whisper.Packaged(("", ""), "", dim=64, num_layers=2)
+    monkeypatch.setattr(whisper.PackageWeights, "is_installed", lambda self: True)
+    small = whisper.PackageWeights(("", ""), "", dim=64, num_layers=2)
     net = WhisperEncoder(small.config())
     for parameter in net.parameters():
         parameter.data = (parameter + 0.05 * torch.randn_like(parameter)).half().float()
@@ -88,7 +88,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module
     for file, part in zip(files, (contents[:1000], contents[1000:]), strict=True):
         file.write_bytes(part)
     paths, digest = tuple(map(str, files)), hashlib.sha256(contents).hexdigest()
-    monkeypatch.setitem(whisper.PACKAGED, "base", whisper.Packaged(paths, digest, 64, 2))
+    monkeypatch.setitem(whisper.PACKAGED, "base", whisper.PackageWeights(paths, digest, 64, 2))
     return net.eval()
 
 
@@ -134,7 +134,7 @@ def test_other_weights_than_the_pinned_ones_are_refused() -> None:
 
 
 def test_without_package_and_hub_the_error_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whisper.Packaged, "is_installed", lambda self: False)
+    monkeypatch.setattr(whisper.PackageWeights, "is_installed", lambda self: False)
     with pytest.raises(FusionZooError, match=r"fusionzoo\[whisper\].*openai/whisper-base"):
         create_encoder("audio", "whisper/base")
     with pytest.raises(FusionZooError, match="openai/whisper-small"):

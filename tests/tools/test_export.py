@@ -26,7 +26,7 @@ from fusionzoo.model import FusionModel, create_model
 from fusionzoo.model_folder import write_digests
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
-from fusionzoo.tools.export.export import Exported, export
+from fusionzoo.tools.export.export import ExportFiles, export
 from fusionzoo.tools.export.folder import EXAMPLE, example
 from fusionzoo.tools.export.graph import layout_of
 from fusionzoo.tools.export.runtime import FORMAT, OnnxModel
@@ -69,7 +69,7 @@ def model() -> FusionModel:
 
 
 @pytest.fixture(scope="module")
-def exported(model: FusionModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(model: FusionModel, tmp_path_factory: pytest.TempPathFactory) -> ExportFiles:
     return export(model, tmp_path_factory.mktemp("export") / "model")
 
 
@@ -83,13 +83,13 @@ def assert_same_answers(model: FusionModel, other: OnnxModel, samples: list[obje
 
 
 def test_it_answers_and_embeds_as_the_model_on_every_subset(
-    model: FusionModel, exported: Exported
+    model: FusionModel, exported: ExportFiles
 ) -> None:
     assert exported.difference < 1e-5
     assert_same_answers(model, fz.load(exported.folder, runtime="onnx"), SAMPLES)
 
 
-def test_the_inputs_have_fixed_names_and_free_sizes(exported: Exported) -> None:
+def test_the_inputs_have_fixed_names_and_free_sizes(exported: ExportFiles) -> None:
     session = OnnxModel(exported.folder)._session
     shapes = {one.name: one.shape for one in session.get_inputs()}
     assert set(shapes) == {
@@ -100,7 +100,7 @@ def test_the_inputs_have_fixed_names_and_free_sizes(exported: Exported) -> None:
     assert all(isinstance(shape[0], str) for shape in shapes.values())
 
 
-def test_the_folder_says_how_values_are_prepared_and_labels_read(exported: Exported) -> None:
+def test_the_folder_says_how_values_are_prepared_and_labels_read(exported: ExportFiles) -> None:
     files = {x.name for x in exported.folder.iterdir()}
     assert files == {
         *("model.onnx", "preprocess.json", "labels.json", "digests.json", "example.py")
@@ -112,7 +112,7 @@ def test_the_folder_says_how_values_are_prepared_and_labels_read(exported: Expor
     assert (target["classes"], target["first"], target["last"]) == (["a", "b", "c"], 0, 3)
 
 
-def test_a_changed_file_is_named(model: FusionModel, exported: Exported, tmp_path: Path) -> None:
+def test_a_changed_file_is_named(model: FusionModel, exported: ExportFiles, tmp_path: Path) -> None:
     for file in exported.folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "labels.json").write_text("{}")
@@ -120,7 +120,7 @@ def test_a_changed_file_is_named(model: FusionModel, exported: Exported, tmp_pat
         OnnxModel(tmp_path)
 
 
-def test_the_example_answers_without_fusionzoo(model: FusionModel, exported: Exported) -> None:
+def test_the_example_answers_without_fusionzoo(model: FusionModel, exported: ExportFiles) -> None:
     script = exported.folder / "example.py"
     source = script.read_text()
     assert len(source.splitlines()) <= 170
@@ -162,7 +162,7 @@ def test_the_example_for_every_kind_of_value_is_whole() -> None:
 
 
 def test_a_path_a_model_and_the_command_write_the_same(
-    model: FusionModel, exported: Exported, tmp_path: Path
+    model: FusionModel, exported: ExportFiles, tmp_path: Path
 ) -> None:
     folder = model.save(tmp_path / "model")
     written = fz.export(folder)
@@ -190,7 +190,7 @@ def test_mistakes_name_the_settings_of_the_function(model: FusionModel, tmp_path
         fz.export(tmp_path / "none")
 
 
-def test_a_folder_in_use_is_not_overwritten(model: FusionModel, exported: Exported) -> None:
+def test_a_folder_in_use_is_not_overwritten(model: FusionModel, exported: ExportFiles) -> None:
     with pytest.raises(FusionZooError, match="is not empty"):
         export(model, exported.folder)
 
@@ -310,7 +310,7 @@ def test_free_sizes_are_bounded_as_the_processor_bounds_them() -> None:
 
 
 def test_predict_writes_the_same_table_from_an_exported_folder(
-    model: FusionModel, exported: Exported, tmp_path: Path
+    model: FusionModel, exported: ExportFiles, tmp_path: Path
 ) -> None:
     model.save(tmp_path / "model")
     table = pa.table(
@@ -358,7 +358,7 @@ def fresh_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_the_example_agrees(
-    model: FusionModel, out: Exported, samples: list[dict[str, str]], python: Path, folder: Path
+    model: FusionModel, out: ExportFiles, samples: list[dict[str, str]], python: Path, folder: Path
 ) -> None:
     script = out.folder / "example.py"
     assert len(script.read_text().splitlines()) <= 120
@@ -408,7 +408,7 @@ def as_digests_say(folder: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["two answers", "equal answers", "a number", "nothing", "cut off"])
 def test_a_folder_that_was_altered_is_one_clear_error(
-    what: str, exported: Exported, tmp_path: Path
+    what: str, exported: ExportFiles, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(exported.folder, tmp_path / "altered")
     labels = json.loads((folder / "labels.json").read_text())
@@ -425,7 +425,7 @@ def test_a_folder_that_was_altered_is_one_clear_error(
         fz.load(as_digests_say(folder), runtime="onnx")
 
 
-def test_weights_beside_the_graph_are_not_read(exported: Exported, tmp_path: Path) -> None:
+def test_weights_beside_the_graph_are_not_read(exported: ExportFiles, tmp_path: Path) -> None:
     import onnx
 
     folder = shutil.copytree(exported.folder, tmp_path / "altered")

@@ -51,7 +51,7 @@ class ExportConfig:
     plugins: str | list[str] = option("", "files or modules with components of your own")
 
 
-class Exported(NamedTuple):
+class ExportFiles(NamedTuple):
     """What was written."""
 
     folder: Path
@@ -92,7 +92,7 @@ def export(
     model: FusionModel | Run | str | os.PathLike[str],
     out: str | os.PathLike[str] = "",
     **settings: Any,
-) -> Exported:
+) -> ExportFiles:
     """Write a model for other runtimes into a folder: `export(run, "exported").folder`.
 
     The folder must be new or empty; without `out` it is `exported` beside the model. Settings are
@@ -113,7 +113,7 @@ def export(
         return _export(cfg, on_cpu)
 
 
-def _export(cfg: ExportConfig, model: FusionModel) -> Exported:
+def _export(cfg: ExportConfig, model: FusionModel) -> ExportFiles:
     """Export a model that is in evaluation mode, on the CPU."""
     if cfg.format == "onnx":
         require_onnx()
@@ -137,7 +137,7 @@ def _export(cfg: ExportConfig, model: FusionModel) -> Exported:
         write_digests(folder, [x for x in folder.rglob("*") if x.is_file() and x.name != DIGESTS])
         if page is not None:
             write_page(folder, page, model.modalities, Path(npm_packages))
-    return Exported(out, worst)
+    return ExportFiles(out, worst)
 
 
 def _unused(folder: str | Path, flag: str) -> Path:

@@ -30,7 +30,7 @@ Table = tuple[list[str], list[list[str]]]  # header, rows
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitAnswers:
     """A model's answers to a split, in the order of `answers.ids`."""
 
     model: FusionModel
@@ -42,7 +42,7 @@ class Measured:
     predictions: list[dict[str, Any]]  # by target: a Prediction, Labels or a number
 
     @classmethod
-    def of(cls, model: FusionModel, dataset: PairedDataset, cfg: Settings) -> Measured:
+    def of(cls, model: FusionModel, dataset: PairedDataset, cfg: Settings) -> SplitAnswers:
         """Answer the samples of `dataset` that have a label."""
         dataset = labelled(model, dataset)
         answers = collect_answers(model, dataset, cfg, "report", _chosen(list(model.modalities)))
@@ -71,7 +71,7 @@ def _chosen(modalities: list[str]) -> list[frozenset[str]]:
     return [*alone, *(frozenset(modalities) - single for single in alone)]
 
 
-def given_table(measured: Measured) -> Table:
+def given_table(measured: SplitAnswers) -> Table:
     """Return the metrics of the fusion given each subset of the modalities."""
     answers, figures = measured.answers, measured.figures
     shown = [(name, title) for name, title in measured.tasks.shown if name in figures.fused]
@@ -153,7 +153,7 @@ def error_table(numbers: Mapping[str, tuple[Tensor, Tensor]]) -> Table:
     return [*header, "mean of predicted - true", "standard deviation of true"], rows
 
 
-def worst(measured: Measured, most: int) -> list[tuple[int, float]]:
+def worst(measured: SplitAnswers, most: int) -> list[tuple[int, float]]:
     """Return the samples with the largest losses, of those with a label: (place, loss)."""
     losses = measured.tasks.criterion(measured.calibrated, measured.answers.target).double()
     missing = torch.stack([x.isnan().any(1) for _, x in measured.labels().values()]).all(0)
@@ -162,7 +162,7 @@ def worst(measured: Measured, most: int) -> list[tuple[int, float]]:
     return [(place, losses[place].item()) for place in order if losses[place] >= 0]
 
 
-def answer_lines(measured: Measured, place: int) -> list[dict[str, Any]]:
+def answer_lines(measured: SplitAnswers, place: int) -> list[dict[str, Any]]:
     """Return the true and the predicted value of a sample's targets."""
     lines = []
     for name, (target, labels) in measured.labels().items():

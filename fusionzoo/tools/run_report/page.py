@@ -26,7 +26,7 @@ from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import FUSION, Run
 
 from .mistakes import (
-    Measured,
+    SplitAnswers,
     Table,
     answer_lines,
     confusion,
@@ -142,7 +142,7 @@ def modality_table(
     return header, rows
 
 
-def notes(run: Run, measured: Measured | None, problem: str, *, is_test: bool) -> Iterator[str]:
+def notes(run: Run, measured: SplitAnswers | None, problem: str, *, is_test: bool) -> Iterator[str]:
     """Yield what a reader should know of the samples on the page; `is_test`: of the run's test."""
     if problem:
         yield f"The data cannot be opened, so the page shows none of its samples: {problem}"
@@ -167,7 +167,7 @@ def notes(run: Run, measured: Measured | None, problem: str, *, is_test: bool) -
             )
 
 
-def about_answers(columns: Mapping[str, Sequence[str]], measured: Measured) -> dict[str, Any]:
+def about_answers(columns: Mapping[str, Sequence[str]], measured: SplitAnswers) -> dict[str, Any]:
     """Return mistakes by target, the tables by modalities, and the worst samples."""
     numbers: dict[str, tuple[Tensor, Tensor]] = {}
     sections = []
@@ -190,7 +190,7 @@ def about_answers(columns: Mapping[str, Sequence[str]], measured: Measured) -> d
     }
 
 
-def cards(measured: Measured) -> Iterator[dict[str, Any]]:
+def cards(measured: SplitAnswers) -> Iterator[dict[str, Any]]:
     """Yield the worst samples, with pictures, texts and players."""
     dataset, sound = measured.dataset, 0
     row_of = dict(zip(dataset.ids, dataset.rows.tolist(), strict=True))

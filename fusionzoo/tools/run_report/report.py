@@ -28,7 +28,7 @@ from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__
 from fusionzoo.zoo.cards import show_data_settings
 
-from .mistakes import Measured
+from .mistakes import SplitAnswers
 from .page import SAMPLES, about_answers, about_data, about_run, columns_of, notes
 
 NAME = "report.html"  # of the page in the run's folder
@@ -96,7 +96,7 @@ def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
     measured = None
     if opened is not None and (model.classes or model.targets):
         rows = opened if cfg.split == "all" else opened.split(cfg.split)
-        measured = Measured.of(model, rows, use)
+        measured = SplitAnswers.of(model, rows, use)
     if problem:
         print(f"note: the page shows no samples: {problem}")
     columns, is_test = columns_of(run), cfg.split == "test" and not cfg.data
