@@ -123,52 +123,40 @@ class BatchFeed:
 
 
 class ProbeFeed:
-    """Cached features; with several views, each epoch reads the next one."""
+    """Cached features."""
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self.tokens = reads_tokens(job.candidate)
         modalities = modalities_of(bench, job.candidate)
         descriptions = bench.features[job.fold]
         train = bench.folds[job.fold].train
+        self.stored = {name: load_features(descriptions[name]) for name in modalities}
         self.standardise: dict[str, Standardise] = {}
-        self.views: list[dict[str, StoredFeatures]] = []
-        for view in range(bench.cfg.views):
-            stored = {
-                name: load_features({**descriptions[name], "view": view}) for name in modalities
+        if bench.cfg.standardise:
+            self.standardise = {
+                name: measure(x, train, bench.modalities[name], self.tokens)
+                for name, x in self.stored.items()
             }
-            if view == 0 and bench.cfg.standardise:
-                self.standardise = {
-                    name: measure(x, train, bench.modalities[name], self.tokens)
-                    for name, x in stored.items()
-                }
-            self.views.append(stored)
-        self.whole = [  # padded and scaled once, where memory allows
-            {
-                name: self.take(name, x, torch.arange(len(x.pooled)))
-                for name, x in view.items()
-                if not self.tokens or x.padded_bytes <= WHOLE_BYTES
-            }
-            for view in self.views
-        ]
+        self.whole = {  # padded and scaled once, where memory allows
+            name: self.take(name, x, torch.arange(len(x.pooled)))
+            for name, x in self.stored.items()
+            if not self.tokens or x.padded_bytes <= WHOLE_BYTES
+        }
 
     def __call__(self, chunks: Sequence[Tensor], epoch: int) -> Iterator[dict[str, Features]]:
         """Yield the features of each chunk of rows."""
-        view = max(epoch, 0) % len(self.views)
         for rows in chunks:
-            yield {
-                name: self._rows(view, name, stored, rows)
-                for name, stored in self.views[view].items()
-            }
+            yield {name: self._rows(name, stored, rows) for name, stored in self.stored.items()}
 
     def take(self, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
         """Return the features of one modality for some rows, scaled if so configured."""
         features = stored.take(rows, self.tokens)
         return self.standardise[name](features) if name in self.standardise else features
 
-    def _rows(self, view: int, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
-        if name not in self.whole[view]:
+    def _rows(self, name: str, stored: StoredFeatures, rows: Tensor) -> Features:
+        if name not in self.whole:
             return self.take(name, stored, rows)
-        tokens, mask, pooled = self.whole[view][name]
+        tokens, mask, pooled = self.whole[name]
         mask = mask[rows]
         longest = max(1, int(mask.sum(-1).max())) if self.tokens else 1
         return Features(tokens[:, :longest][rows], mask[..., :longest], pooled[rows])

@@ -147,16 +147,12 @@ def augmentation_notes(cfg: BenchmarkConfig, encoders: Mapping[str, Encoder]) ->
     done = "; ".join(encoder.augmentation.note for encoder in augmented if encoder.augmentation)
     if cfg.mode == "finetune":
         return [f"Training samples were augmented: {done}."]
-    if cfg.views == 1 and not any(map(is_untrained, augmented)):
+    if not any(map(is_untrained, augmented)):
         raise FusionZooError(
-            "--data.augment: the encoders are frozen and their features cached once: --views 4"
-            " caches augmented passes too, --mode finetune trains the encoders"
+            "--data.augment: the encoders are frozen and their features cached once: --mode"
+            " finetune trains the encoders"
         )
-    cached = f"{cfg.views - 1} of {cfg.views} cached passes" if cfg.views > 1 else "no cached pass"
-    return [
-        f"Augmented were {cached}, and the samples on which encoders without weights were trained:"
-        f" {done}."
-    ]
+    return [f"Augmented were the samples on which encoders without weights were trained: {done}."]
 
 
 def pretrain_seed(cfg: BenchmarkConfig) -> int:
@@ -241,17 +237,15 @@ def store_all(
     progress: bool = True,
     deadline: float = math.inf,
 ) -> dict[str, Description]:
-    """Encode what is not in the cache, every view of it; return the entries, but for the view."""
+    """Encode what is not in the cache; return the entries."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
     most = {name: bench.cfg.max_tokens.get(name) if tokens else 1 for name in frozen}
     descriptions = {
-        name: describe(encoder, dataset, max_tokens=most[name]) for name, encoder in frozen.items()
+        name: describe(encoder, dataset, max_tokens=most[name], view=0)
+        for name, encoder in frozen.items()
     }
-    views = 1 if bench.cfg.mode == "finetune" else bench.cfg.views
     for name, encoder in frozen.items():
-        for view in range(views):
-            description = {**descriptions[name], "view": view}
-            store_features(bench, dataset, encoder, description, progress, deadline)
+        store_features(bench, dataset, encoder, descriptions[name], progress, deadline)
     return descriptions
 
 
@@ -275,7 +269,6 @@ def store_features(
             dataset,
             Compute(num_workers=workers, device=device, progress=progress),
             max_tokens=description["max_tokens"],
-            view=description.get("view", 0),
             after_batch=lambda _: check_time(deadline),
             parts=parts,
         ),
@@ -397,7 +390,7 @@ def _encode_folds(
         for name, how in trained_here.items():
             trained.setdefault(name, []).append(how)
         descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
-        features.append({name: {**d, "view": 0} for name, d in descriptions.items()})
+        features.append(descriptions)
         corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
     notes = [trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()]
     return replace(
@@ -437,9 +430,8 @@ def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) 
     for encoder in frozen.values():
         encoder.freeze()
     descriptions = store_all(bench, dataset, frozen, tokens=False)
-    features = {name: {**d, "view": 0} for name, d in descriptions.items()}
     notes = [*bench.notes, *notes]
-    return replace(bench, notes=tuple(notes), features=(features,) * len(bench.folds))
+    return replace(bench, notes=tuple(notes), features=(descriptions,) * len(bench.folds))
 
 
 def dataset_widths(dataset: PairedDataset) -> dict[str, int]:

@@ -319,7 +319,6 @@ class BenchmarkConfig:
     encoder_epochs: Count = option(10, "probe: epochs to train encoders without weights")
     max_tokens: dict[str, Count] = option({}, "modality -> maximum tokens; neighbours averaged")
     standardise: bool = option(True, "probe: centre and scale features by the training split")
-    views: Count = option(1, "probe: cached passes over train; augmented if more than one")
     controls: bool = option(True, "also train on shuffled labels, expecting chance level")
     corruptions: Literal["none", "sample", "full"] = option(
         "sample", "also test on damaged samples: a third of them at 3 severities, or all at 5"

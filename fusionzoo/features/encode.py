@@ -116,32 +116,28 @@ def encode(
     compute: Compute = COMPUTE,
     *,
     max_tokens: int | None = None,
-    view: int = 0,
     processor: Processor | None = None,
     after_batch: Callable[[Features], None] | None = None,
     parts: PartStore | None = None,
 ) -> StoredFeatures:
     """Run one encoder over the samples that have its modality, in batches of similar lengths.
 
-    View 0 is prepared as in evaluation; each further view as in training, with an augmentation of
-    its own. `max_tokens` averages neighbouring tokens down to that many. The longest samples come
-    first; `after_batch` is called with the features of each batch, and `processor` stands in for
-    the encoder's. The global generators stay as they are. With `parts`, what a call that was
-    stopped had encoded is not encoded again.
+    `max_tokens` averages neighbouring tokens down to that many. The longest samples come first;
+    `after_batch` is called with the features of each batch, and `processor` stands in for the
+    encoder's. The global generators stay as they are. With `parts`, what a call that was stopped
+    had encoded is not encoded again.
     """
     name, size = encoder.modality, compute.batch_size
     samples = dataset.only(name)
     order = samples.by_length()
     row_of = {sample_id: row for row, sample_id in enumerate(samples.ids)}
     encoded = _Encoded(order, torch.zeros(len(samples), encoder.dim), parts)
-    collate = Collate({name: processor or encoder.loader_processor(train=view > 0)})
-    # Samples of a further view get a seed for augmentation.
-    rest = [(row, 1 + row + view * len(samples) if view else 0) for row in order[encoded.done :]]
+    collate = Collate({name: processor or encoder.loader_processor(train=False)})
+    rest = [(row, 0) for row in order[encoded.done :]]
     batches = [rest[at : at + size] for at in range(0, len(rest), size)]
     loader = make_loader(samples, batches, collate, num_workers=compute.num_workers)
     encoder = encoder.to(compute.device).eval()
-    desc = f"encode {name}" + (f", view {view}" if view else "")
-    total, hidden = len(samples), not compute.progress
+    total, hidden, desc = len(samples), not compute.progress, f"encode {name}"
     bar = progress_bar(total=total, initial=encoded.done, desc=desc, unit="sample", disable=hidden)
     with bar, encoded:
         for batch in loader:
@@ -228,7 +224,7 @@ def shorten(tokens: Tensor, max_tokens: int | None) -> Tensor:
 def describe(encoder: Encoder, dataset: PairedDataset, **options: Any) -> dict[str, Any]:
     """Return everything that determines the features; its hash is the key of the cache entry."""
     spec = {key: value for key, value in encoder.spec.items() if key not in OF_WEIGHTS}
-    if encoder.augmentation is not None:  # of further views, and of what trained the encoder
+    if encoder.augmentation is not None:  # of what trained the encoder
         spec["augmentation"] = encoder.augmentation.note
     code = code_digest(type(encoder))
     if code is not None:

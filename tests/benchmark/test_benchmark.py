@@ -689,12 +689,6 @@ def test_no_candidate_starts_from_the_head_that_an_encoder_was_trained_under(
         assert not torch.equal(start, heads[0])
 
 
-def test_several_views_are_cached_and_read_in_turn(tmp_path: Path) -> None:
-    run(small(tmp_path, views=2, seeds=1, fusions="sum", corruptions=False))
-    views = [e.metadata["description"]["view"] for e in cache.feature_cache().entries()]
-    assert sorted(views) == [0, 0, 1, 1]
-
-
 def stored_report(folder: Path, metric: str, scores: dict[str, float]) -> str:
     lines = [{"candidate": n, "kind": "fusion", "score": x} for n, x in scores.items()]
     figures = {"metric": metric, "data": {"name": folder.name}, "leaderboard": lines}

@@ -102,16 +102,14 @@ def test_a_data_set_in_memory_is_augmented_too_without_settings_of_modalities_le
     assert "augmented in training: text 0.5" in said
 
 
-def test_cached_passes_are_augmented_and_known_by_it() -> None:
+def test_cached_features_are_not_augmented_and_known_by_it() -> None:
     dataset = create_dataset("digits", samples=50)
     encoder = create_encoder("text", "chars", dim=16, num_layers=1)
     plain = describe(encoder, dataset)
-    views = [encode(encoder, dataset, view=view).pooled for view in (0, 1)]
-    assert torch.equal(*views)
+    pooled = encode(encoder, dataset).pooled
     set_augmentation([("text", encoder)], 1.0)
     assert describe(encoder, dataset) != plain
-    assert torch.equal(encode(encoder, dataset).pooled, views[0])
-    assert not torch.equal(encode(encoder, dataset, view=1).pooled, views[0])
+    assert torch.equal(encode(encoder, dataset).pooled, pooled)
 
 
 def test_a_benchmark_says_what_is_augmented_or_that_nothing_would_be() -> None:
@@ -120,9 +118,9 @@ def test_a_benchmark_says_what_is_augmented_or_that_nothing_would_be() -> None:
     assert augmentation_notes(cfg, {"text": encoder}) == []
     set_augmentation([("text", encoder)], 0.5)
     (note,) = augmentation_notes(cfg, {"text": encoder})
-    assert "Augmented were no cached pass, and the samples" in note
+    assert "Augmented were the samples on which" in note
     encoder.spec = {**encoder.spec, "pretrained": True}
-    with pytest.raises(FusionZooError, match="--views 4 caches augmented passes too"):
+    with pytest.raises(FusionZooError, match="--mode finetune trains the encoders"):
         augmentation_notes(cfg, {"text": encoder})
     finetune = from_tree(BenchmarkConfig, {"mode": "finetune"})
     assert augmentation_notes(finetune, {"text": encoder})[0].startswith("Training samples were")
