@@ -28,7 +28,6 @@ from .fit_models import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
 from .report.external import with_predictions
-from .report.leaderboard import read_external, with_external
 from .report.page import Report
 from .report.results import Summary
 
@@ -63,7 +62,6 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
         flag = "--combine" if cfg.combine else "--shard"
         raise FusionZooError(f"{flag} makes no report of a run: `benchmark.py {flag} ...`")
     bench, dataset, names, clock, deadline = _open(cfg, data)
-    external = read_external(cfg.external, bench.metric.name, names)
     out = Path(cfg.out)
 
     # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
@@ -81,7 +79,6 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
 
     # ---- report
     whole, figures = answer.whole, answer.shown()
-    figures["leaderboard"] = with_external(figures["leaderboard"], external)
     page.write(whole, figures, clock.laps(), out)
     clock.save(out)
     return Report.read(out)
@@ -128,7 +125,6 @@ def _open(
     names, notes = candidates.list_candidates(bench.cfg, bench)
     bench = replace(bench, notes=(*bench.notes, *notes))
     candidates.check_settings(bench.cfg, names)
-    read_external(cfg.external, bench.metric.name, names)  # errors of the file come first
     bench = with_predictions(bench, dataset.ids, names, dataset.provenance.id_column)
     out = Path(cfg.out)
     out.mkdir(parents=True, exist_ok=True)

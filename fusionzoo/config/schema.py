@@ -331,9 +331,8 @@ class BenchmarkConfig:
     combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
     external: str = option(
         "",
-        "CSV file of others' results, shown beside ours and part of no statistics: candidate,"
-        " the metric, and as wanted low, high, source; or Parquet file of others' predictions, id"
-        " and p_<class>, which are tested against ours sample by sample",
+        "Parquet file of others' predictions, id and p_<class>, which are tested against ours"
+        " sample by sample",
     )
     figures: Literal["none", "pdf"] = option(
         "none", "pdf: also write every figure of the page to figures/, for a paper"

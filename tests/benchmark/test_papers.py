@@ -1,4 +1,4 @@
-"""What a paper needs: others' figures as marked rows, LaTeX, figure files, work in shards."""
+"""What a paper needs: others' predictions, LaTeX, figure files, work in shards."""
 
 from __future__ import annotations
 
@@ -19,26 +19,12 @@ from fusionzoo.benchmark import api, store
 from fusionzoo.benchmark.bench import Bench, open_bench
 from fusionzoo.benchmark.report import external, page, tables
 from fusionzoo.benchmark.report.external import with_predictions
-from fusionzoo.benchmark.report.leaderboard import EXTERNAL, read_external, with_external
 from fusionzoo.benchmark.report.verdict import figures
 from fusionzoo.benchmark.schedule import read_shard
 from fusionzoo.errors import FusionZooError
 from fusionzoo.scripts.benchmark import main
 from helpers.planted import candidate, summary
 from helpers.setup_benchmark import SMALL, small
-
-OTHERS = """\
-candidate,accuracy,low,high,source
-MulT & friends (paper),0.912,0.90,0.92,Tsai et al. 2019
-older,0.41,,,
-"""
-
-
-@pytest.fixture
-def others(tmp_path: Path) -> Path:
-    path = tmp_path / "others.csv"
-    path.write_text(OTHERS)
-    return path
 
 
 def planted() -> Mapping[str, Any]:
@@ -53,82 +39,15 @@ def flags(out: Path, **changes: Any) -> list[str]:
     return [x for k, v in settings.items() for x in (f"--{k}", v if v is str(v) else json.dumps(v))]
 
 
-def test_others_figures_stand_in_their_places_and_are_marked(others: Path) -> None:
+def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption() -> None:
     measured = planted()
-    external = read_external(others, "accuracy", ["gmu", "sum"])
-    lines = with_external(measured["leaderboard"], external)
-    assert [line["candidate"] for line in lines] == [
-        *("MulT & friends (paper)", "gmu", "sum", "alone:image", "older")
-    ]
-    assert [line["kind"] == EXTERNAL for line in lines] == [True, False, False, False, True]
-    text = tables.markdown({**measured, "leaderboard": lines})
-    assert "| MulT & friends (paper) | external | 0.912 | 0.900 to 0.920 |" in text
-    assert "Tsai et al. 2019" in text
-
-
-@pytest.mark.slow
-def test_others_figures_change_no_figure_and_no_verdict(tmp_path: Path, others: Path) -> None:
-    api.run(small(tmp_path / "a"))
-    plain = json.loads((tmp_path / "a" / "summary.json").read_text())
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.npz")}
-    api.run(small(tmp_path / "a", external=str(others)))
-    marked = json.loads((tmp_path / "a" / "summary.json").read_text())
-    ours = [line for line in marked["leaderboard"] if line["kind"] != EXTERNAL]
-    assert len(marked["leaderboard"]) == len(ours) + 2
-    assert {**marked, "leaderboard": ours} == plain
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*.npz")} == files
-    assert "MulT &amp; friends (paper)" in (tmp_path / "a" / "index.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name,accuracy\nx,0.5", "has no column 'candidate'"),
-        ("candidate,f1\nx,0.5", "has no column 'accuracy'"),
-        ("candidate,accuracy,sorce\nx,0.5,y", "unknown column 'sorce'. Did you mean 'source'?"),
-        ("candidate,accuracy\nx,87.1", "line 2: accuracy must be a number between 0 and 1"),
-        ("candidate,accuracy\nx,high", "line 2: accuracy is 'high', not a number"),
-        ("candidate,accuracy\ngmu,0.5", "candidate 'gmu' is measured here or listed twice"),
-        ("candidate,candidate,accuracy\nx,x,0.5", "has no column 'candidate', or twice"),
-        ("candidate,accuracy,low\nx,0.5,0.4", "an interval needs both low and high"),
-    ],
-)
-def test_a_file_of_others_figures_with_a_fault_is_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    path = tmp_path / "others.csv"
-    path.write_text(text)
-    with pytest.raises(FusionZooError, match=re.escape(message)):
-        read_external(path, "accuracy", ["gmu"])
-
-
-def test_a_missing_file_of_others_figures_is_named() -> None:
-    with pytest.raises(FusionZooError, match=r"--external nowhere\.csv: .*No such file"):
-        read_external("nowhere.csv", "accuracy", [])
-
-
-def test_an_error_ranks_by_less(tmp_path: Path) -> None:
-    path = tmp_path / "others.csv"
-    path.write_text("candidate,mae\ngood,0.5\nbad,2.5\n")
-    lines = with_external([], read_external(path, "mae", []))
-    assert [line["candidate"] for line in lines] == ["good", "bad"]
-
-
-def test_the_table_for_a_paper_has_the_best_in_bold_and_the_verdict_as_caption(
-    others: Path,
-) -> None:
-    measured = planted()
-    lines = with_external(measured["leaderboard"], read_external(others, "accuracy", []))
-    text = tables.latex({**measured, "leaderboard": lines})
+    text = tables.latex(measured)
     rows = text.partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
-    first = r"MulT \& friends (paper) & external & \textbf{0.912} & 0.900 to 0.920 & "
-    assert rows[0].startswith(first) and rows[0].endswith(r"& Tsai et al. 2019 \\")
-    assert rows[1].startswith("gmu & ") and " & 0.805 & " in rows[1]
+    assert rows[0].startswith("gmu & ") and r" & \textbf{0.805} & " in rows[0]
     caption = re.search(r"\\caption\{(.*)\}\n", text)
     assert caption
     words = caption[1].replace(r"\texttt{gmu}", "`gmu`").replace(r"\%", "%").replace("$<$", "<")
     assert words.replace(r"\_", "_") == measured["verdict"]
-    assert "as their sources report them" in text
 
 
 @pytest.mark.drawn

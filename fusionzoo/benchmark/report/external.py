@@ -17,7 +17,6 @@ from fusionzoo.trained_on import SEEN
 
 from ..bench import Bench
 
-SUFFIX = ".parquet"
 FOLD = "fold"  # column of the split that predictions are of, from 0
 TOLERANCE = 1e-3  # of the sum of a sample's probabilities
 MAX_NAMED = 3  # ids in a message
@@ -26,8 +25,8 @@ MAX_NAMED = 3  # ids in a message
 def with_predictions(
     bench: Bench, ids: Sequence[str], names: Sequence[str], id_column: str = "id"
 ) -> Bench:
-    """Return the bench with the predictions that `--external` names, Parquet files of ids and
-    `p_<class>`, as `fusionzoo predict` writes them.
+    """Return the bench with the predictions that `--external` names, a Parquet file of ids and
+    `p_<class>`, as `fusionzoo predict` writes it.
 
     `ids` are those of all samples, `id_column` what the data calls them; `names` are those of
     candidates, which are taken. Every tested sample needs a row, and none that `seen_in_training`
@@ -35,7 +34,7 @@ def with_predictions(
     split, from 0, a row is.
     """
     path = bench.cfg.external
-    if not path.endswith(SUFFIX):
+    if not path:
         return bench
     if bench.scheme is not None:
         raise FusionZooError(f"--external {path}: predictions are read of one target of classes")

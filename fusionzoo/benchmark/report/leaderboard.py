@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.evaluation import statistics
 from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
-from fusionzoo.evaluation.metrics import Metric, metric_name
+from fusionzoo.evaluation.metrics import metric_name
 
 from ..bench import metric_named, tasks_of
 from ..examine import score_row
-from .external import SUFFIX
 from .results import (
     CHOSEN,
     CandidateResults,
@@ -46,7 +42,7 @@ ECE_NOTE = (
 )
 SIGNIFICANT = 1 - statistics.LEVEL
 LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
-EXTERNAL = "external"  # kind and family of others' figures and predictions
+EXTERNAL = "external"  # kind and family of others' predictions
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
 # Text that JavaScript's parseFloat reads as the number; not "128 k", "12,345" or "<0.001".
@@ -55,13 +51,13 @@ SORTS_AS_IT_STANDS = re.compile(r"[+-]?\d+(\.\d+)?( to .*| \*| \(.*)?$")
 PAGE = (
     *("candidate", "metric", "over_splits", "interval", "untuned", "gain", "gain_interval"),
     *("p", "outcome"),
-    *("missing", "family", "source", "macro_f1", "ece_marked", "parameters", "seconds"),
+    *("missing", "family", "macro_f1", "ece_marked", "parameters", "seconds"),
     *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
     *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
-    *("ece_debiased", "ece_if_calibrated", "calibration", "gain_with_interval", "p", "source"),
+    *("ece_debiased", "ece_if_calibrated", "calibration", "gain_with_interval", "p"),
 )
 TERMINAL = ("candidate", "metric", "over_splits", "interval", "untuned", "gain_with_interval")
 
@@ -181,76 +177,6 @@ def _robustness(summary: Summary, candidate: CandidateResults) -> dict[str, floa
     return areas
 
 
-def read_external(path: str | Path, metric: str, measured: Sequence[str]) -> list[dict[str, Any]]:
-    """Read lines of others' figures from a CSV file, for the leaderboard alone.
-
-    Columns: `candidate`, the metric's name, and as wanted `low` and `high` (its interval), `source`
-    (a citation) and further figures by their names in summary.json, `macro_f1`. `measured` are
-    names that are taken. No statistics, no choice and no verdict of the report reads these lines.
-    """
-    if not path or str(path).endswith(SUFFIX):
-        return []
-    known = {key for column in columns(metric).values() for key in column.keys}
-    known -= {"family", "outcome", "calibration"}
-    with (
-        explained(f"--external {path}", OSError, UnicodeDecodeError, csv.Error),
-        open(path, encoding="utf-8-sig", newline="") as file,
-    ):
-        reader = csv.DictReader(file, strict=True)
-        rows, header = list(reader), reader.fieldnames or []
-    for needed in ("candidate", metric):
-        if header.count(needed) != 1:
-            raise FusionZooError(
-                f"--external {path} has no column {needed!r}, or twice: it needs"
-                f" `candidate,{metric}`, and may have low, high, source"
-            )
-    for name in header:
-        check_known(name, sorted(known), f"--external {path}: unknown column {name!r}", "Known are")
-    lines = []
-    taken = set(measured)
-    for number, row in enumerate(rows, start=2):
-        name = (row["candidate"] or "").strip()
-        if not name or name in taken:
-            raise FusionZooError(
-                f"--external {path}, line {number}: candidate {name!r} is"
-                f" {'measured here or listed twice: give it another name' if name else 'empty'}"
-            )
-        taken.add(name)
-        place = f"--external {path}, line {number}"
-        lines.append(_external_line(name, row, metric_named(metric), place))
-    return lines
-
-
-def _external_line(
-    name: str, row: Mapping[str, str | None], metric: Metric, place: str
-) -> dict[str, Any]:
-    """Turn one row of others' figures into a line of the leaderboard."""
-    line: dict[str, Any] = {"candidate": name, "family": EXTERNAL, "kind": EXTERNAL}
-    for key, text in row.items():
-        if key == "source":
-            line[key] = (text or "").strip()
-        elif key != "candidate" and text and text.strip():
-            try:
-                line[key] = float(text)
-            except ValueError:
-                raise FusionZooError(f"{place}: {key} is {text!r}, not a number") from None
-    value = line.get(metric.name, math.nan)
-    if not math.isfinite(value) or (metric.share and not 0 <= value <= 1):
-        between = " between 0 and 1 (0.871, not 87.1)" if metric.share else ""
-        raise FusionZooError(f"{place}: {metric.name} must be a number{between}")
-    if ("low" in line) != ("high" in line):
-        raise FusionZooError(f"{place}: an interval needs both low and high")
-    line["score"] = value if metric.higher else -value
-    return line
-
-
-def with_external(
-    lines: Sequence[dict[str, Any]], external: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the lines of a leaderboard with those of others in their places."""
-    return sorted([*lines, *external], key=lambda line: (-line["score"], line["candidate"]))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A column of the leaderboard; left out if no line has its first key."""
@@ -283,7 +209,6 @@ COMMON = {
     ),
     "outcome": Column(keys=("outcome",), title="outcome", text=str),
     "family": Column(keys=("family",), title="family", text=str),
-    "source": Column(keys=("source",), title="source", text=str, note="of figures by others"),
     "macro_f1": Column(keys=("macro_f1",), title="macro F1", text=decimal, best="high"),
     "ece": Column(keys=("ece",), title="ECE", text=decimal, best="low"),
     "ece_marked": Column(

@@ -41,8 +41,6 @@ def latex(figures: Mapping[str, Any]) -> str:
     header, rows, bold = paper_table(lines, figures["metric"])
     cells = in_bold(rows, bold)
     notes = [ECE_NOTE] if "ECE" in header else []
-    if any(line["kind"] == EXTERNAL and "seeds" not in line for line in lines):
-        notes.append("Lines of family `external` are as their sources report them.")
     return booktabs(header, cells, str(figures["verdict"]), data_label(figures["data"]), notes)
 
 
@@ -65,7 +63,7 @@ def booktabs(
 ) -> str:
     """Return a table for LaTeX with the package booktabs; the cells are LaTeX already."""
     titles = [_escape(title).replace("p (Holm)", "$p$ (Holm)") for title in header]
-    words = [part for part in ("candidate", "family", "source") if part in header]
+    words = [part for part in ("candidate", "family") if part in header]
     align = "".join("l" if title in words else "r" for title in header)
     lines = [
         *(f"% {note}" for note in notes),
