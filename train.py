@@ -1,7 +1,4 @@
-"""Train a fusion model: `python train.py --config configs/stamps.yaml --fusion.name mbt`.
-
-The command line, and what a training is; its steps are in fusionzoo/training/run.py.
-"""
+"""Train a fusion model, as fusionzoo/training/run.py does: `python train.py digits`."""
 
 from __future__ import annotations
 
@@ -11,20 +8,13 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # this folder: its `datasets` would hide Hugging Face's
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.plugins import load_plugins
 from fusionzoo.processes import stopping
 from fusionzoo.zoo.cards import show_data_settings
-
-if TYPE_CHECKING:
-    from fusionzoo.distributed import World
-    from fusionzoo.training.report import Run
-
 
 USAGE = Usage(
     name="train",
@@ -51,7 +41,8 @@ def main(args: Sequence[str] | None = None) -> int:
     def start(cfg: RunConfig) -> int:
         load_plugins(cfg.plugins)
         cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
-        from fusionzoo.distributed import launch_or_join
+        from fusionzoo.distributed import World, launch_or_join
+        from fusionzoo.training.run import train
 
         def work(world: World) -> int:
             return train(cfg, world, data).exit_code
@@ -61,28 +52,6 @@ def main(args: Sequence[str] | None = None) -> int:
     goes_on = "the same command goes on, with --resume auto and the run's folder as --out"
     with stopping(goes_on):  # before and after the epochs
         return run_command(RunConfig, USAGE, args, start, interrupted=f"stopped: {goes_on}")
-
-
-def train(cfg: RunConfig, world: World, data: DataSpec | None = None) -> Run:
-    """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    from fusionzoo.training import presets, run
-    from fusionzoo.training.build import with_linear_skip
-    from fusionzoo.training.fit import check_last
-    from fusionzoo.training.seeds import check_seeds
-    from fusionzoo.training.tracker import Tracker
-
-    load_plugins(cfg.plugins)
-    tracker = Tracker(world)
-    tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
-    cfg, dataset = run.open_data(cfg, data, tracker)
-    cfg, choices = presets.resolve(cfg, dataset, world)
-    cfg, notes = with_linear_skip(cfg)
-    tracker.say(*choices, *notes)
-    check_seeds(cfg)
-    check_last(cfg)
-    if cfg.train.trials > 1 or cfg.train.seeds > 1:
-        return run.train_several(cfg, world, dataset, tracker, choices)
-    return run.train_once(cfg, world, dataset, tracker, choices)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def train(data: Data = None, *, config: Config = None, **settings: Any) -> Run:
             "dist.nproc is for the command line, which starts the processes: start your script"
             f" with `torchrun --nproc-per-node={cfg.dist.nproc} script.py`"
         )
-    from fusionzoo.scripts.train import train as run
+    from fusionzoo.training.run import train as run
 
     keep_freed_memory()
     with process_group(cfg.dist, cfg.device) as world:
@@ -188,7 +188,7 @@ def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
 
 
 def _embed(cfg: EmbedConfig, model: FusionModel | None, data: DataSpec) -> Path:
-    from fusionzoo.scripts.embed import embed as run
+    from fusionzoo.embeddings.run import embed as run
 
     if launched() and os.environ.get("RANK", "0") != "0":
         return Path(cfg.out)

@@ -24,7 +24,7 @@ from fusionzoo.config.schema import Count, option
 from fusionzoo.console import command_line, print_table
 from fusionzoo.errors import FusionZooError, did_you_mean, first_problem, keyword_errors, located
 from fusionzoo.files import write_json
-from fusionzoo.scripts.train import train
+from fusionzoo.training.run import train
 
 SEEDS = 5  # trainings, where nobody ran the authors' code
 STANDARD_ERRORS = 2  # a difference within so many counts as none

@@ -17,10 +17,19 @@ from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
+from fusionzoo.plugins import load_plugins
 
 from . import build, checkpoint, presets, report
 from .average import ToAverage, add_linear, is_worse
-from .fit import Loaders, RunInProgress, check_refit, check_unvalidated, collect_answers, metrics_of
+from .fit import (
+    Loaders,
+    RunInProgress,
+    check_last,
+    check_refit,
+    check_unvalidated,
+    collect_answers,
+    metrics_of,
+)
 from .floors import Floors, floors
 from .frozen import frozen_features, standardise_frozen
 from .loaders import build_loader
@@ -29,10 +38,26 @@ from .optim import AMP_DTYPES, build_optimizer, param_groups
 from .recompute import save_memory_and_compile
 from .report import Run
 from .run_folder import claim_folder
-from .seeds import Seeds
+from .seeds import Seeds, check_seeds
 from .tracker import Tracker
 from .trainer import Trainer
 from .trials import Trials
+
+
+def train(cfg: RunConfig, world: World, data: DataSpec | None = None) -> Run:
+    """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
+    load_plugins(cfg.plugins)
+    tracker = Tracker(world)
+    tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
+    cfg, dataset = open_data(cfg, data, tracker)
+    cfg, choices = presets.resolve(cfg, dataset, world)
+    cfg, notes = build.with_linear_skip(cfg)
+    tracker.say(*choices, *notes)
+    check_seeds(cfg)
+    check_last(cfg)
+    if cfg.train.trials > 1 or cfg.train.seeds > 1:
+        return train_several(cfg, world, dataset, tracker, choices)
+    return train_once(cfg, world, dataset, tracker, choices)
 
 
 def train_several(

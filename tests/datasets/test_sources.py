@@ -31,7 +31,7 @@ from fusionzoo.datasets import Collate
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.extract import ExtractionPlan
-from fusionzoo.scripts.embed import embed
+from fusionzoo.embeddings.run import embed
 from fusionzoo.structures import Audio, Batch, Sample
 
 NUM_SAMPLES, WIDTH, RATE = 200, 5, 8000
