@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from fusionzoo.structures import (
     Sample,
     check_finite,
     evaluating,
+    to_device,
 )
 from fusionzoo.targets import Target, from_spec
 from fusionzoo.trained_on import TrainedOn, as_trained
@@ -46,27 +48,31 @@ if TYPE_CHECKING:
 Raw = Mapping[str, Any]  # modality -> path, PIL image, string, array; absent = missing
 
 
-def encode_rows(encoder: Encoder, inputs: Inputs, present: Tensor) -> Features:
+def encode_rows(encoder: Encoder, inputs: Inputs, present: np.ndarray) -> Features:
     """Encode the rows where `present` (B,) holds; the others get an empty mask and zeros.
 
-    Inputs that are `Features` were encoded before.
+    Inputs that are `Features` were encoded before. `present` lies in the CPU's memory, see
+    `Batch.presence`: nothing here waits for the device.
     """
     if isinstance(inputs, Features):
-        return inputs if bool(present.all()) else hide_absent(inputs, present)
-    if bool(present.all()) and len(present):
+        if present.all():
+            return inputs
+        return hide_absent(inputs, to_device(torch.from_numpy(present), inputs.mask.device))
+    if present.all() and len(present):
         return encoder(inputs)
-    rows = present.nonzero()[:, 0]
-    if not len(rows) and encoder.sharded:
+    numbers, device = np.flatnonzero(present), next(iter(inputs.values())).device
+    if not len(numbers) and encoder.sharded:
         return _run_blank(encoder, inputs, len(present))
-    if not len(rows):
+    if not len(numbers):
         zero_gradient = sum(
             (p.flatten()[:1].sum() for p in encoder.parameters() if p.requires_grad), 0.0
         )
         dtype = next((p.dtype for p in encoder.parameters()), torch.get_default_dtype())
-        empty = torch.zeros(len(present), encoder.dim, device=present.device, dtype=dtype)
+        empty = torch.zeros(len(present), encoder.dim, device=device, dtype=dtype)
         pooled = empty + 0.0 * zero_gradient
-        mask = torch.zeros(len(present), 1, dtype=torch.bool, device=present.device)
+        mask = torch.zeros(len(present), 1, dtype=torch.bool, device=device)
         return Features(pooled[:, None], mask, pooled)
+    rows = to_device(torch.from_numpy(numbers), device)
     encoded: Features = encoder({name: x.index_select(0, rows) for name, x in inputs.items()})
 
     def scatter(x: Tensor) -> Tensor:
@@ -305,8 +311,9 @@ class FusionModel(Answering, nn.Module):
         return standardise(self._run_encoders(batch), self.standardise)
 
     def _run_encoders(self, batch: Batch) -> dict[str, Features]:
+        present = batch.presence()
         return {
-            name: encode_rows(encoder, batch.inputs[name], batch.present[:, column])
+            name: encode_rows(encoder, batch.inputs[name], present[:, column])
             for column, (name, encoder) in enumerate(self.named_encoders())
         }
 

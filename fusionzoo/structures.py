@@ -10,6 +10,7 @@ from zlib import crc32
 from fusionzoo.errors import FusionZooError
 
 if TYPE_CHECKING:  # torch takes a second, and a mistake in a table is answered without it
+    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -31,6 +32,14 @@ FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 def in_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, or in float32 on a device that lacks it."""
     return tensor.float() if tensor.device.type in LACK_FLOAT64 else tensor.double()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to `device`, asynchronously on CUDA.
+
+    Elsewhere a copy may still read memory that the next batch is written to.
+    """
+    return tensor.to(device, non_blocking=str(device).startswith("cuda"))
 
 
 class Audio(NamedTuple):
@@ -126,6 +135,14 @@ class Phase(NamedTuple):
     encoders: bool = True  # whether the encoders are trained too
 
 
+class CopiedPresence(NamedTuple):
+    """What a batch's `present` held when it was copied to a device."""
+
+    copy: Tensor  # (B, M) on the device
+    version: int  # of the copy, which torch counts up at each edit in place
+    values: np.ndarray  # (B, M) bool
+
+
 class Batch(NamedTuple):
     """Aligned samples, padded; `inputs` and the columns of `present` have one order."""
 
@@ -135,19 +152,30 @@ class Batch(NamedTuple):
     target: Tensor | None  # (B,) int64; of other targets (B, W) float, NaN where a label is missing
     second: dict[str, Inputs] | None = None  # `inputs` of another augmentation, if asked for
     weight: Tensor | None = None  # (B,) float32, how much each row counts; None: all alike
+    copied: CopiedPresence | None = None  # by `to`
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the tensors to `device`, asynchronously on CUDA.
+        """Copy the tensors to `device`, see `to_device`."""
+        values = self.presence().copy()
+        moved = self.map(lambda tensor: to_device(tensor, device))
+        if moved.present.is_inference():  # torch counts no edits of it
+            return moved
+        return moved._replace(copied=CopiedPresence(moved.present, moved.present._version, values))
 
-        Elsewhere a copy may still read memory that the next batch is written to.
+    def presence(self) -> np.ndarray:
+        """Return `present` in the CPU's memory, (B, M) bool.
+
+        Waits for the device only where `present` lies there and was replaced or edited after `to`.
         """
-        is_cuda = str(device).startswith("cuda")
-        return self.map(lambda tensor: tensor.to(device, non_blocking=is_cuda))
+        last = self.copied
+        if last and last.copy is self.present and last.version == self.present._version:
+            return last.values
+        return self.present.numpy(force=True)
 
     def take(self, rows: Tensor) -> Batch:
-        """Return some rows; the padding stays."""
+        """Return some rows, which are numbered on the CPU; the padding stays."""
         ids = [self.ids[row] for row in rows.tolist()]
-        return self.map(lambda tensor: tensor[rows])._replace(ids=ids)
+        return self.map(lambda tensor: tensor[to_device(rows, tensor.device)])._replace(ids=ids)
 
     def pin_memory(self) -> Batch:
         """Pin the tensors (the DataLoader calls this)."""

@@ -61,7 +61,7 @@ def test_cached_features_equal_the_encoders_and_are_computed_once(
     cached = cache.get(description, lambda _: pytest.fail("computed again")).take(rows)
     batch = Collate({modality: encoder.processor(False)})([dataset[row] for row in rows.tolist()])
     with torch.no_grad():
-        encoded = encode_rows(encoder, batch.inputs[modality], batch.present[:, 0])
+        encoded = encode_rows(encoder, batch.inputs[modality], batch.presence()[:, 0])
     present = batch.present[:, 0]
     assert torch.equal(cached.mask.any(1), present)
     assert torch.equal(cached.mask.sum(1)[present], encoded.mask.sum(1)[present])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -124,11 +125,11 @@ def test_rows_that_lack_a_modality_touch_no_running_statistic() -> None:
     present = torch.tensor([True, False, True, False])
     torch.manual_seed(0)
     alone = {k: v.clone() for k, v in encoder.state_dict().items()}
-    encode_rows(encoder, {"pixels": pixels}, present)
+    encode_rows(encoder, {"pixels": pixels}, present.numpy())
     after = {k: v.clone() for k, v in encoder.state_dict().items()}
     encoder.load_state_dict(alone)
     pixels[~present] = 255
-    encode_rows(encoder, {"pixels": pixels}, present)
+    encode_rows(encoder, {"pixels": pixels}, present.numpy())
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, after[name]), name
 
@@ -291,3 +292,22 @@ def test_no_answer_that_is_not_finite_leaves_and_the_row_is_named(
     row = "1" if door.startswith("model.") else "'r1'"
     with pytest.raises(FusionZooError, match=f"^sample {row}: the answer is no finite number"):
         doors[door]()
+
+
+def test_presence_is_that_of_a_batch_as_it_was_last_edited() -> None:
+    present = torch.tensor([[True, False], [True, True], [False, True]])
+    batch = Batch(list("abc"), {}, present.clone(), None).to(torch.device("cpu"))
+    assert batch.copied is not None
+    assert batch.presence() is batch.copied.values  # what `to` has read
+    assert batch.take(torch.tensor([2, 0])).presence().tolist() == [[False, True], [True, False]]
+    replaced = batch._replace(present=~present)
+    assert replaced.presence().tolist() == (~present).tolist()
+    assert pickle.loads(pickle.dumps(batch)).presence().tolist() == present.tolist()
+    batch.present[0] = False
+    present[0] = False
+    for edited in (batch, batch.to(torch.device("cpu"))):
+        assert edited.presence().tolist() == present.tolist()
+    with torch.inference_mode():  # where torch counts no edits
+        batch = Batch(list("abc"), {}, present.clone(), None).to(torch.device("cpu"))
+        batch.present[1] = False
+        assert batch.presence().tolist() == batch.present.tolist()

@@ -115,6 +115,6 @@ def evidential_loss(evidence: Tensor, target: Tensor, strength: float) -> Tensor
 
 def divergence(alpha: Tensor) -> Tensor:
     """Return KL(Dir(alpha) || Dir(1)): (..., K) -> (...)."""
-    total, classes = alpha.sum(-1), alpha.new_tensor(float(alpha.shape[-1]))
+    total, classes = alpha.sum(-1), alpha.new_full((), alpha.shape[-1])
     normaliser = total.lgamma() - alpha.lgamma().sum(-1) - classes.lgamma()
     return normaliser + ((alpha - 1) * (alpha.digamma() - total.digamma()[..., None])).sum(-1)

@@ -123,7 +123,7 @@ def _measure(
     label, silent = f"standardise {name}", not world.main
     for batch in progress_bar(loader, desc=label, unit="batch", disable=silent):
         batch = batch.to(world.device)
-        features = encode_rows(encoder, batch.inputs[name], batch.present[:, 0])
+        features = encode_rows(encoder, batch.inputs[name], batch.presence()[:, 0])
         pooled = pooled.merge(_moments(features.pooled[features.mask.any(1)]))
         tokens = tokens.merge(_moments(features.tokens[features.mask]))
         trainer.heap.after_batch()

@@ -82,7 +82,8 @@ def build_loader(
     @cache
     def whole() -> Batch | None:
         batch = whole_batch(dataset, collate)
-        return None if batch is None else batch.to(world.device)
+        # Presence stays on the CPU, where steps read and edit it.
+        return batch and batch.to(world.device)._replace(present=batch.present)
 
     similar = group_values(dataset, cfg.train.group_by) if cfg.train.group_by else None
     return make_loader(

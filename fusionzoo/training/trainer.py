@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -18,7 +19,15 @@ from fusionzoo.config import RunConfig
 from fusionzoo.distributed import World, broadcast_from_main, gather, total, wrap
 from fusionzoo.fsdp import sharded
 from fusionzoo.memory import Heap
-from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext, evaluating, in_float64
+from fusionzoo.structures import (
+    FIRST_STEP,
+    Batch,
+    Features,
+    StepContext,
+    evaluating,
+    in_float64,
+    to_device,
+)
 
 from .balance import Balance, LossTerm, MeanLoss
 from .balance.base import RestartsSchedule
@@ -47,7 +56,7 @@ class Losses(NamedTuple):
     named: dict[str, Tensor]  # for the log, detached
 
 
-def count_rows(present: Tensor, stop: bool, world: World) -> BatchCounts:
+def count_rows(present: np.ndarray, stop: bool, world: World) -> BatchCounts:
     """Sum the rows of a batch, (B, M) of presence, over the processes."""
     local = torch.tensor([int(stop), len(present), *present.sum(0).tolist()], dtype=torch.float64)
     stopped, *counts = total(local, world).tolist()
@@ -297,15 +306,16 @@ class Trainer:
             rows = self.module.rows(batch)
             for strategy in strategies:
                 batch = strategy.edit_batch(batch, rows, context)
-            counts = count_rows(batch.present, stop, self.world)
+            moved = batch.to(device)
+            counts = count_rows(moved.presence(), stop, self.world)
             self.rows, stop = self.rows + counts.rows, counts.stop
-            in_step = context._replace(rows=rows.to(device), augmented=None)
+            in_step = context._replace(rows=to_device(rows, device), augmented=None)
             for strategy in (x for x in strategies if x.makes_views):
                 first, other = strategy.views(batch, rows, context)
                 in_step = in_step._replace(augmented=(first.to(device), other.to(device)))
             with self._no_sync(until_last=number < len(batches) - 1 or two_pass is not None):
                 with autocast(self.cfg.train, device):
-                    output: ObjectiveOutput = self.wrapped(batch.to(device), in_step)
+                    output: ObjectiveOutput = self.wrapped(moved, in_step)
                 reduced = reduce_losses(output, counts, context.turn, self.world, strategies)
                 main = reduced.main + self._zero_loss(context)
                 if two_pass:

@@ -258,7 +258,7 @@ def test_tokens_of_all_pictures_stand_one_after_another(encoder: Any) -> None:
     count = single.tokens.shape[1]
     for frozen in (False, True):
         encoder.frozen, encoder.frozen_rows = frozen, 2
-        features = encode_rows(encoder, batch.inputs["image"], batch.present[:, 0])
+        features = encode_rows(encoder, batch.inputs["image"], batch.presence()[:, 0])
         assert features.mask.sum(1).tolist() == [count, 3 * count, 0]
         torch.testing.assert_close(features.tokens[1], single.tokens.flatten(0, 1))
         torch.testing.assert_close(features.tokens[0, :count], single.tokens[0])
@@ -286,7 +286,7 @@ def test_stored_features_of_lists_are_those_of_the_batch(root: Path, encoder: An
     data = fz.create_dataset(table)
     stored = encode(encoder, data, Compute(progress=False))
     batch = Collate({"image": encoder.processor(False)})([data[n] for n in range(3)])
-    features = encode_rows(encoder, batch.inputs["image"], batch.present[:, 0])
+    features = encode_rows(encoder, batch.inputs["image"], batch.presence()[:, 0])
     taken = stored.take(torch.arange(3))
     torch.testing.assert_close(taken.pooled, features.pooled, rtol=1e-4, atol=1e-5)
     assert torch.equal(taken.mask, features.mask)

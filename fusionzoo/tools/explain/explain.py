@@ -298,7 +298,7 @@ class PartsExplainer:
             is_there = torch.tensor(present)[:, None]
             batch = Batch([""] * len(items), inputs, is_there, None).to(model.device)
             with evaluating(model):
-                encoded = {name: encode_rows(encoder, batch.inputs[name], batch.present[:, 0])}
+                encoded = {name: encode_rows(encoder, batch.inputs[name], batch.presence()[:, 0])}
                 every = {m: _keep_in(x, [True] * len(items)) for m, x in features.items()}
                 every |= standardise(encoded, model.standardise)
                 parts.append(model.calibrated_logits(every).double().cpu())

@@ -96,7 +96,7 @@ class UMT(Balance):
         inputs: Mapping[str, Any] = context.batch.inputs
         for name, teacher in self.teachers.items():
             x, present = pooled_of(context.features, name)
-            column = context.batch.present[:, names.index(name)]
+            column = context.batch.presence()[:, names.index(name)]
             with torch.no_grad():
                 goal = encode_rows(teacher, inputs[name], column).pooled
             goal = at_least_float32(torch.where(present[:, None], goal, 0))
