@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/faq.md",)
+PAGES = ("docs/faq.md", "SKILL.md")
 PACKAGES = {"lancedb": "import lancedb", "av": ".mp4"}  # what a block that needs one contains
 
 
