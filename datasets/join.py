@@ -53,6 +53,12 @@ def match_rows(sources: Mapping[str, Samples], columns: Mapping[str, str], how: 
     first one that has it.
     """
     check_choice("how", how, get_args(How))
+    numbered = [x for x in sources if columns[x] == "id" and sources[x].provenance.numbered]
+    if numbered and len(numbered) < len(sources):
+        raise FusionZooError(
+            f"{numbered[0]} has no column of ids, so its rows cannot be joined by id: name one by"
+            " --data.columns.id, or another common column by --data.on"
+        )
     by_key = {name: _rows_by_key(name, sources[name], columns[name]) for name in sources}
     repeated = _repeated(by_key, columns)
     keys = _common_keys(by_key, how, columns)

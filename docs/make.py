@@ -2,7 +2,8 @@
 
 The pages of `zoo.md` and `balance.md`, one a family, from the registries; the tables of measured
 figures in `which.md`, `balance.md` and `deploy.md`, with the plot `missing.svg`, from results/;
-`fusionzoo/zoo/facts.json`, which `fusionzoo zoo` reads.
+`fusionzoo/zoo/facts.json`, which `fusionzoo zoo` reads; for coding agents `llms.txt`, and in
+`fusionzoo/SKILL.md` the names, questions and pages.
 With `--photo` the README's picture of a report, `report.webp`, instead.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
+
+import yaml
 
 from fusionzoo import fusion_info, list_datasets, list_encoders, list_fusions
 from fusionzoo.benchmark.candidates import LINEAR
@@ -41,7 +45,8 @@ from fusionzoo.zoo.cards import (
 from fusionzoo.zoo.facts import FILE, Facts
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results"
+ROOT = DOCS.parent
+RESULTS, README = ROOT / "results", ROOT / "README.md"
 ZOO = """\
 # The zoo
 
@@ -128,10 +133,7 @@ BALANCE_TABLE = """\
 | --- | --- | --- | --- | --- |
 {lines}
 """
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-ABSENT = "<!-- missing: begin -->", "<!-- missing: end -->"
-FIRST = "<!-- first: begin -->", "<!-- first: end -->"
-EXPORTED = "<!-- exported: begin -->", "<!-- exported: end -->"
+SKILL_LINE = "[SKILL](SKILL.md) has commands, names and errors for coding agents."
 CLEARLY = 0.02  # by how much a figure has to stand above another: more than the spread over seeds
 MISSING = """\
 ![accuracy with modalities missing, of all fusions](missing.svg) [All figures, subset by
@@ -349,16 +351,18 @@ def _tasks(task: str) -> list[dict[str, str]]:
     return [row for row in rows("interactions") if row["task"] == task]
 
 
-def which(text: str) -> str:
-    """Put the measured figures in their places in which.md."""
-    for (begin, end), content in (
-        ((BEGIN, END), measured()),
-        (ABSENT, missing()),
-        (FIRST, first()),
-    ):
+def filled(text: str, places: Mapping[str, str]) -> str:
+    """Put what is generated between the comments `name: begin` and `name: end` of a page."""
+    for name, content in places.items():
+        begin, end = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def which(text: str) -> str:
+    """Put the measured figures in their places in which.md."""
+    return filled(text, {"measured": measured(), "missing": missing(), "first": first()})
 
 
 def linked(fusion: str) -> str:
@@ -463,11 +467,61 @@ def exported() -> str:
     return "\n".join(lines)
 
 
+def navigation() -> dict[str, dict[str, str]]:
+    """Return the pages of docs/ that the site's navigation names: section -> title -> path."""
+    sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    pages = {title: x for section in sections for title, x in section.items() if title != "Home"}
+    listed = {}
+    for section, entries in pages.items():
+        paths = {title: path for entry in entries for title, path in entry.items()}
+        kept = {x: path for x, path in paths.items() if is_page(path)}
+        listed |= {section: kept} if kept else {}
+    return listed
+
+
+def is_page(path: str) -> bool:
+    """Whether the repository has a page, rather than the site alone."""
+    return path.startswith("docs/") and (ROOT / path).is_file()
+
+
+def purpose(path: str) -> str:
+    """Return what a page is good for, from the sentence below its title."""
+    paragraph = " ".join((ROOT / path).read_text().split("\n\n")[1].split())
+    sentence = re.sub("^After reading this page you (can )?", "", unlinked(paragraph))
+    return re.split(r"[.;:] ", sentence)[0].rstrip(".")
+
+
+def unlinked(text: str) -> str:
+    """Return Markdown with the words of its links alone."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+
+
+def llms() -> str:
+    """Write llms.txt (llmstxt.org): what fusionzoo is, and every page in a line."""
+    opening = re.search(r"^Multimodal .*?(?=\n\n)", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert opening
+    lines = ["# fusionzoo", "", f"> {' '.join(opening[0].split())}", "", SKILL_LINE]
+    for section, pages in navigation().items():
+        lines += ["", f"## {section}", ""]
+        lines += [f"- [{title}]({path}): {purpose(path)}" for title, path in pages.items()]
+    return "\n".join(lines) + "\n"
+
+
+def skill(text: str) -> str:
+    """Put names, the errors of faq.md with their answers, and pages in their places in SKILL.md."""
+    questions = []
+    for part in (DOCS / "faq.md").read_text().split("\n## ")[1:]:
+        error, answer = part.split("\n\n")[1:3]
+        if re.fullmatch(r"(`[^`]+`[,\s]*)+", error):
+            questions.append(f"- {' '.join(f'{error}: {unlinked(answer)}'.split())}")
+    pages = [f"[{x}]({path})" for part in navigation().values() for x, path in part.items()]
+    places = {"names": names(), "questions": "\n".join(questions), "pages": ", ".join(pages)}
+    return filled(text, places)
+
+
 def deploy(text: str) -> str:
     """Put the table of graphs in its place in deploy.md."""
-    begin, end = EXPORTED
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{exported()}\n{end}{rest.partition(end)[2]}"
+    return filled(text, {"exported": exported()})
 
 
 def facts() -> Facts:
@@ -486,6 +540,8 @@ PAGES: dict[str, Callable[[str], str]] = {
     },
     "which.md": which,
     "missing.svg": lambda _: missing_plot(),
+    "../llms.txt": lambda _: llms(),
+    "../fusionzoo/SKILL.md": skill,
 }
 
 

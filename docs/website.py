@@ -31,6 +31,7 @@ SCRIPT = "search_from_files.js"
 FOREIGN = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"[^>]*></script>')
 FRONT = "index.md"  # of the site: README.md
 RESULTS = "results/index.md"
+LLMS = "llms.txt"  # what the site has, for language models
 CODE = {".py": "python", ".yaml": "yaml"}  # shown on a page of its own
 LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"]+)([)\"])")
 VERBATIM = re.compile(r"(```.*?```|`[^`\n]*`)", flags=re.DOTALL)  # no link, no list
@@ -352,7 +353,9 @@ def write(folder: Path) -> None:
         site.write(f"notebooks/{file.stem}.md", text)
     site.write(FRONT, (ROOT / "README.md").read_text())
     pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("results/**/*.md")]
-    for page in sorted([*pages, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]):
+    for page in sorted(
+        [*pages, *(ROOT / f"{x}.md" for x in ("SKILL", "CONTRIBUTING", "CHANGELOG"))]
+    ):
         site.write(page.relative_to(ROOT).as_posix(), page.read_text())
     for card in site.fusions.values():
         site.write(f"docs/zoo/{card.family}/{card.name}.md", fusion_page(card))
@@ -364,6 +367,7 @@ def write(folder: Path) -> None:
                 site.copy(file.relative_to(ROOT).as_posix())
         (folder / page.relative_to(ROOT)).write_text(report(page))
     shutil.copyfile(ROOT / "docs" / SCRIPT, folder / SCRIPT)
+    (folder / LLMS).write_text((ROOT / LLMS).read_text().replace(".md)", ".html)"))
 
 
 def finish(site: Path) -> None:

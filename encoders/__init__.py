@@ -99,7 +99,9 @@ def create_encoder(
     if not hasattr(encoder, "kind"):
         encoder.kind = ENCODERS[entry].family
     if weights is not None:
-        _log.info("%s: %s", modality, load_weights(encoder, weights, match=match, prefix=prefix))
+        report = load_weights(encoder, weights, match=match, prefix=prefix)
+        is_partial = report.missing or report.other_shape
+        _log.log(logging.WARNING if is_partial else logging.INFO, "%s: %s", modality, report)
     if lora is not None:
         settings["lora"] = _adapt(encoder, lora, freeze, is_new=assets is None)
     encoder.freeze(freeze)

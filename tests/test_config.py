@@ -19,7 +19,9 @@ from fusionzoo.config import (
     read_yaml,
     write_yaml,
 )
+from fusionzoo.config.schema import OBJECTIVE_WORDS
 from fusionzoo.errors import FusionZooError
+from fusionzoo.training.tasks import OBJECTIVES
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
@@ -28,6 +30,16 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     cfg = from_args(RunConfig, ["--config", str(recipe), "--optim.clip", "3"])
     assert (cfg.optim.lr, cfg.optim.clip, cfg.optim.name) == (1e-4, 3.0, "adamw")
     assert cfg.fusion == {"name": "mbt", "num_layers": 3}
+
+
+def test_a_setting_of_an_objective_needs_no_section() -> None:
+    settings = {x for name in OBJECTIVES for x in OBJECTIVES[name].parameters}
+    assert settings == {*OBJECTIVE_WORDS}
+    cfg = from_args(RunConfig, ["--objective.class_weights", "balanced"])
+    assert from_args(RunConfig, ["--class_weights", "balanced"]) == cfg
+    assert from_settings(RunConfig, {"class_weights": "balanced"}) == cfg
+    cfg = from_settings(RunConfig, {"objective": "regression", "loss": "huber"})
+    assert cfg.objective == {"name": "regression", "loss": "huber"}
 
 
 def test_another_component_does_not_inherit_the_settings_of_the_first() -> None:
@@ -68,6 +80,13 @@ def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
         (["--train.epochs", "0"], "--train.epochs 0: input should be greater than or equal to 1"),
         (["--train.amp", "int8"], "--train.amp 'int8': input should be 'none', 'bf16' or 'fp16'"),
         (["--lrr", "1"], "Did you mean '--optim.lr'?"),
+        (["--class_weight", "balanced"], "Did you mean '--objective.class_weights'?"),
+        (["--decimals", ","], "Did you mean '--data.decimal'?"),
+        (["--gamma", "2"], "gamma is a setting of objective and of optim: put it into one"),
+        (
+            ["--loss", "mae", "--objective.loss", "mse"],
+            "--loss mae and --objective.loss mse differ",
+        ),
         (["--fusion", "3"], "--fusion holds settings: give --fusion.<setting> 3"),
         (["--optim.lr"], "--optim.lr true: it needs a value"),
         (["--train.epochs", "true"], "--train.epochs true: it needs a value"),

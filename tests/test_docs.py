@@ -34,6 +34,7 @@ GENERATED = [
     *("balance.md", *(f"balance/{family}.md" for family in BALANCE_FAMILIES)),
     "which.md",
     "deploy.md",
+    *("../llms.txt", "../fusionzoo/SKILL.md"),
 ]
 WRITTEN = sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
 READ = (".py", ".ipynb", ".yaml", ".html")
@@ -81,6 +82,17 @@ def test_a_generated_page_is_what_the_registry_and_the_results_say(
 def test_the_facts_that_the_command_shows_are_those_of_the_registries(make: ModuleType) -> None:
     assert facts() == make.facts(), "make docs"
     assert FILE.read_text(encoding="utf-8") == make.facts().to_json(), "make docs"
+
+
+def test_the_pages_for_coding_agents_have_the_form_that_they_read() -> None:
+    skill, llms = ((DOCS.parent / name).read_text() for name in ("SKILL.md", "llms.txt"))
+    assert re.match(r"---\nname: [a-z-]+\ndescription: .{50,1024}\n---\n", skill)
+    assert len(skill.splitlines()) < 150
+    lines = [line for line in llms.splitlines() if line]
+    assert lines[0] == "# fusionzoo" and lines[1].startswith("> ")
+    assert [x for x in lines[3:] if not re.match(r"## |- \[.+\]\(docs/.+\.md\): ", x)] == []
+    listed = {DOCS.parent / path for path in re.findall(r"\((docs/.*?)\)", llms)}
+    assert {*DOCS.glob("*.md")} <= listed
 
 
 def test_every_page_of_a_family_is_generated_and_none_is_left_over(make: ModuleType) -> None:

@@ -14,7 +14,6 @@ SECTIONS = {  # heading -> the model that it saves
     "Plain PyTorch": "my_model",
     "accelerate": "my_accelerated_model",
     "Lightning": "my_lightning_model",
-    "Each encoder alone, then frozen, then jointly": "my_staged_model",
 }
 NEEDS = {
     name: pytest.mark.needs(name.lower(), extra="loops") for name in ("accelerate", "Lightning")

@@ -102,6 +102,13 @@ def test_every_link_of_the_site_leads_to_a_page_and_an_anchor(
 
 
 @pytest.mark.slow
+def test_the_list_for_language_models_leads_to_pages(site: Path) -> None:
+    links = re.findall(r"\]\((.*?)\)", (site / "llms.txt").read_text())
+    assert "SKILL.html" in links
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
+@pytest.mark.slow
 def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         foreign = [x for x in page.loads if re.match(r"(https?:)?//", x)]

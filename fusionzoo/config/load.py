@@ -30,7 +30,7 @@ from .flags import (
     switches_as_words,
     to_yaml,
 )
-from .schema import TABLE_WORDS
+from .schema import WORDS
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -118,7 +118,7 @@ def _in_sections(cls: type, settings: Mapping[str, Any]) -> Tree:
     dotted_keys = _leaves(cls)
     tree: Tree = {}
     for name, value in settings.items():
-        known = name in top_level or name in TABLE_WORDS
+        known = name in top_level or any(name in words for words in WORDS.values())
         key = name if known else _dotted_key(name, dotted_keys)
         section, _, leaf = key.rpartition(".")
         tree = merge(tree, {section: {leaf: value}} if section else {leaf: value})
@@ -136,34 +136,32 @@ def _dotted_key(name: str, dotted_keys: Mapping[str, bool]) -> str:
     return name  # unknown: `_refuse_unknown` raises and suggests the nearest name
 
 
-def _with_data_words(cls: type, tree: Mapping[str, Any]) -> Tree:
-    """Put settings of a table among those of the data: `decimal` is `data.decimal`."""
-    if "data" not in {setting.name for setting in fields(cls)}:
-        return dict(tree)
-    dotted_keys = _leaves(cls)
-    words = {name: value for name, value in tree.items() if name in TABLE_WORDS}
-    for name in words:
-        of_run = [key for key in dotted_keys if key.rpartition(".")[2] == name]
-        if of_run:
-            raise FusionZooError(
-                f"{name} is a setting of the data (--data.{name}) and of the run (--{of_run[0]}):"
-                " write one of these"
-            )
-    rest = {name: value for name, value in tree.items() if name not in words}
-    data = rest.get("data", {})
-    data = {"name": data} if isinstance(data, str) else data
-    if words and isinstance(data, Mapping):
-        for name, value in words.items():
-            if name in data and data[name] != value:
+def _with_words(cls: type, tree: Mapping[str, Any]) -> Tree:
+    """Put settings that need no section into it: `decimal` is `data.decimal`."""
+    out, dotted_keys = dict(tree), _leaves(cls)
+    for section in WORDS.keys() & dotted_keys.keys():
+        words = {name: out.pop(name) for name in WORDS[section] if name in out}
+        for name in words:
+            others = [key.partition(".")[0] for key in dotted_keys if key.endswith(f".{name}")]
+            if others:
                 raise FusionZooError(
-                    f"--{name} {value} and --data.{name} {data[name]} differ: leave one out"
+                    f"{name} is a setting of {section} and of {others[0]}: put it into one of these"
                 )
-        rest["data"] = {**data, **words}
-    return rest
+        component = out.get(section, {})
+        component = {"name": component} if isinstance(component, str) else component
+        if words and isinstance(component, Mapping):
+            for name, value in words.items():
+                if name in component and component[name] != value:
+                    raise FusionZooError(
+                        f"--{name} {value} and --{section}.{name} {component[name]} differ: leave"
+                        " one out"
+                    )
+            out[section] = {**component, **words}
+    return out
 
 
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
-    tree, settings = _with_data_words(cls, tree), _with_data_words(cls, settings)
+    tree, settings = _with_words(cls, tree), _with_words(cls, settings)
     hints = hints_of(cls)  # type: ignore[arg-type]
     sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
     return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
@@ -283,7 +281,10 @@ def _nearest_flag(key: str, dotted_keys: Mapping[str, bool]) -> str:
     sections = {leaf.rpartition(".")[0] for leaf in dotted_keys} - {""}
     flags = [*dotted_keys, *sorted(sections)]
     if "." not in key:
-        leaves = {flag.rpartition(".")[2]: flag for flag in reversed(flags)}
+        words = [
+            f"{section}.{x}" for section in WORDS if section in dotted_keys for x in WORDS[section]
+        ]
+        leaves = {flag.rpartition(".")[2]: flag for flag in reversed([*flags, *words])}
         nearest = get_close_matches(key, leaves, n=1, cutoff=0.5)
         if nearest:
             return f" Did you mean {'--' + leaves[nearest[0]]!r}?"

@@ -18,6 +18,10 @@ TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a 
     *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
     "base",
 )
+OBJECTIVE_WORDS = (  # settings of fusionzoo's objectives, which need no `objective.`
+    *("class_weights", "label_smoothing", "gamma", "pos_weight", "loss", "delta"),
+)
+WORDS = {"data": TABLE_WORDS, "objective": OBJECTIVE_WORDS}  # component -> what needs no section
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
 PLUGINS = "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
 THRESHOLD = (

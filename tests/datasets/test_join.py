@@ -133,11 +133,14 @@ def test_wrong_joins_are_one_line() -> None:
     item, review = fz.create_dataset(products()), fz.create_dataset(reviews(), targets={})
     holes = fz.create_dataset([*reviews(2), {"id": "x", "text": "y"}], targets={})
     lenient = fz.create_dataset(reviews(), targets={}, on_error="missing")
+    unnamed = fz.create_dataset([{"text": "y"}, {"text": "z"}])
     sources, on = {"item": item, "review": review}, {"item": "id", "review": "product"}
     for chosen, settings, says in (
         (sources, {"on": "produkt"}, "source 'item' (the list) has no column 'produkt' to join on"),
         (sources, {"on": {"reviews": "product"}}, "no source 'reviews' to join. Did you mean"),
         (sources, {}, "no id is in all sources; they have, for instance, {'item': 'p0'"),
+        ({"item": item, "review": unnamed}, {}, "review has no column of ids"),
+        ({"item": item, "review": unnamed}, {"how": "outer"}, "review has no column of ids"),
         (sources, {"how": "right"}, "how='right' is neither"),
         ({}, {}, "there are no sources"),
         ({"a": review, "b": review}, {"on": "product"}, "a has 2 with product 'p0'; b has 2"),

@@ -170,3 +170,17 @@ def test_the_default_scheme_touches_nothing_and_others_take_settings() -> None:
     assert (initialise(module, "constant", val=0.5).weight == 0.5).all()
     with pytest.raises(FusionZooError, match=r"unknown init 'xavier'\. Did you mean 'xavier_"):
         initialise(module, "xavier")
+
+
+def test_an_encoder_that_weights_fill_in_part_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = create_encoder("vector", "vector/mlp", in_dim=3).state_dict()
+    first = next(iter(state))
+    settings = {"in_dim": 3, "weights": str(written(tmp_path, state))}
+    create_encoder("vector", "vector/mlp", **settings)
+    assert not caplog.records
+    state[first] = torch.zeros(1, 1)
+    settings["weights"] = str(written(tmp_path, state))
+    create_encoder("vector", "vector/mlp", **settings)
+    assert f"1 other shape ({first})" in caplog.text
