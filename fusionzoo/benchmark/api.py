@@ -22,7 +22,6 @@ from fusionzoo.memory import keep_freed_memory
 from fusionzoo.plugins import load_plugins
 
 from .bench import GOES_ON, Bench, open_bench, tuning_trials
-from .clock import Clock
 from .executors import OutOfTimeError, check_main_module, start_server
 from .fit_models import obstacle
 from .prepare import prepare
@@ -61,14 +60,14 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
     if cfg.combine or cfg.shard:
         flag = "--combine" if cfg.combine else "--shard"
         raise FusionZooError(f"{flag} makes no report of a run: `benchmark.py {flag} ...`")
-    bench, dataset, names, clock, deadline = _open(cfg, data)
+    bench, dataset, names, deadline = _open(cfg, data)
     out = Path(cfg.out)
 
     # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
     # from the first fold, then a report after each stage
     answer: _Answer | None = None
     try:
-        for answer in _stages(bench, dataset, names, clock, deadline):
+        for answer in _stages(bench, dataset, names, deadline):
             if not answer.stage.last:
                 page.print_figures(answer.shown())
         assert answer is not None  # there is a stage
@@ -79,17 +78,16 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
 
     # ---- report
     whole, figures = answer.whole, answer.shown()
-    page.write(whole, figures, clock.laps(), out)
-    clock.save(out)
+    page.write(whole, figures, out)
     return Report.read(out)
 
 
 def run_shard(cfg: BenchmarkConfig, data: DataSpec | None = None) -> int:
     """Run one part of the jobs, `cfg.shard`, and write no report; return the exit code."""
     part, parts = schedule.read_shard(cfg.shard)
-    bench, dataset, names, clock, deadline = _open(cfg, data)
+    bench, dataset, names, deadline = _open(cfg, data)
     try:
-        bench, names = _with_features(bench, dataset, names, clock, deadline)
+        bench, names = _with_features(bench, dataset, names, deadline)
         errors = schedule.run_shard(bench, names, deadline, part, parts)
     except OutOfTimeError:
         print(f"shard {cfg.shard} stopped by the time limit: the same command goes on")
@@ -103,10 +101,10 @@ def run_shard(cfg: BenchmarkConfig, data: DataSpec | None = None) -> int:
 
 def _open(
     cfg: BenchmarkConfig, data: DataSpec | None
-) -> tuple[Bench, PairedDataset, list[str], Clock, float]:
+) -> tuple[Bench, PairedDataset, list[str], float]:
     """Check names and settings before anything is computed.
 
-    Return the benchmark, its data, the candidates, the clock and the deadline.
+    Return the benchmark, its data, the candidates and the deadline.
     """
     check_main_module()
     load_plugins(cfg.plugins)
@@ -117,7 +115,6 @@ def _open(
     if cfg.time_limit is not None:
         deadline = time.monotonic() + in_seconds(cfg.time_limit, "time_limit")
     keep_freed_memory()
-    clock = Clock(Path(cfg.out))
     cfg, data = complete_run(cfg, data)
     data.show()
     start_server(cfg)
@@ -130,15 +127,15 @@ def _open(
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:
         write_yaml(bench.cfg, out / "config.yaml")
-    return bench, dataset, names, clock, deadline
+    return bench, dataset, names, deadline
 
 
 def _with_features(
-    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock, deadline: float
+    bench: Bench, dataset: PairedDataset, names: list[str], deadline: float
 ) -> tuple[Bench, list[str]]:
     """Run the encoders once, for all jobs; return the bench and the candidates that it allows."""
     tokens = any(candidates.reads_tokens(name) for name in names)
-    bench = prepare(bench, dataset, tokens, clock, deadline)
+    bench = prepare(bench, dataset, tokens, deadline)
     fitted = [name for name in names if candidates.is_fitted(name)]
     if not bench.features:  # nothing for them to read
         return bench, [name for name in names if name not in fitted]
@@ -169,7 +166,7 @@ class _Answer(NamedTuple):
 
 
 def _stages(
-    bench: Bench, dataset: PairedDataset, names: list[str], clock: Clock, deadline: float
+    bench: Bench, dataset: PairedDataset, names: list[str], deadline: float
 ) -> Iterator[_Answer]:
     """Run the jobs stage by stage; yield what is known after each.
 
@@ -180,16 +177,15 @@ def _stages(
     answer: _Answer | None = None  # the last one
     for part in (*first, bench):
         try:
-            prepared, allowed = _with_features(part, dataset, names, clock, deadline)
+            prepared, allowed = _with_features(part, dataset, names, deadline)
         except OutOfTimeError:
             by = f"the time limit of {bench.cfg.time_limit}"
             if answer is None:
                 raise _nothing_yet(by) from None
             yield answer.stopped(by)
             return
-        for stage in schedule.run_stages(prepared, allowed, clock, deadline):
+        for stage in schedule.run_stages(prepared, allowed, deadline):
             whole = summary.summarise(prepared, stage.results)
-            clock.lap("statistics")
             if any(x.kind in ("single", "fusion") for x in whole.candidates):
                 answer = _Answer(stage, whole, verdict.figures(whole), allowed)
             elif not stage.stopped:

@@ -43,7 +43,6 @@ from .bench import (
     target_spec,
     tasks_of,
 )
-from .clock import Clock
 from .executors import check_time, map_unordered
 from .feeds import BatchFeed, device_of, loader_workers
 from .train import ModelInput, SingleTrainer, fit
@@ -342,7 +341,6 @@ def prepare(
     bench: Bench,
     dataset: PairedDataset,
     tokens: bool,
-    clock: Clock | None = None,
     deadline: float = math.inf,
 ) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
@@ -350,18 +348,14 @@ def prepare(
     `tokens`: whether any candidate reads tokens, not pooled vectors only. After `deadline`, a time
     of `time.monotonic`, OutOfTimeError: what is encoded by then is in the cache.
     """
-    clock = clock or Clock()
     encoders = build_encoders(bench.cfg, dataset)
     bench = replace(
         bench,
         dims={name: encoder.dim for name, encoder in encoders.items()},
         notes=(*bench.notes, *augmentation_notes(bench.cfg, encoders)),
     )
-    clock.lap("data and encoders")
     if bench.cfg.mode == "finetune":
-        bench = _prepare_finetune(bench, dataset, encoders)
-        clock.lap("features")
-        return bench
+        return _prepare_finetune(bench, dataset, encoders)
     pieces = [
         (fold, name, tokens)
         for name, encoder in encoders.items()
@@ -372,10 +366,7 @@ def prepare(
     label = "train encoders alone"
     for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
         pass
-    clock.lap("encoders without weights")
-    bench = _encode_folds(bench, dataset, encoders, tokens, deadline)
-    clock.lap("features")
-    return bench
+    return _encode_folds(bench, dataset, encoders, tokens, deadline)
 
 
 def _encode_folds(

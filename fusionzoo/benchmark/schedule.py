@@ -42,7 +42,6 @@ from .candidates import (
     parse,
     settings_of,
 )
-from .clock import Clock
 from .executors import OutOfTimeError, map_unordered
 from .prepare import encode_all_damaged
 from .store import SeedResult
@@ -422,7 +421,7 @@ def _plugin_code(bench: Bench, job: Job) -> list[str]:
 
 
 def run_stages(
-    bench: Bench, candidates: Sequence[str], clock: Clock, deadline: float = math.inf
+    bench: Bench, candidates: Sequence[str], deadline: float = math.inf
 ) -> Iterator[Stage]:
     """Run all jobs that are not done yet, stage by stage; one that fails stops no other.
 
@@ -450,7 +449,6 @@ def run_stages(
             stopped = f"the time limit of {bench.cfg.time_limit}"
         except KeyboardInterrupt:
             stopped = CTRL_C
-        clock.lap(name)
         results, tuned = _collect(jobs_bench, candidates, errors, name)
         part = part or bool(bench.of_folds)
         last = bool(stopped) or (name == stages[-1] and not part)

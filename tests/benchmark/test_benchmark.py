@@ -27,7 +27,6 @@ from sklearn.metrics import log_loss
 import fusionzoo
 from fusionzoo.benchmark import api, candidates, examine, executors, jobs, prepare, schedule, store
 from fusionzoo.benchmark import bench as setup
-from fusionzoo.benchmark.clock import read_laps
 from fusionzoo.benchmark.report import combine, page
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.datasets import PairedDataset
@@ -340,8 +339,6 @@ def test_settings_are_adopted_if_they_are_better_by_more_than_one_standard_error
     trained = [job["unit"]["training"] for job in jobs_of(tmp_path, "sum-")]
     assert len(trained) == 1 + adopted
     assert not adopted or trials_of(tmp_path, "sum-")[0][1]["training"] in trained
-    assert {"first seed", "tuning"} <= dict(read_laps(tmp_path)).keys()
-    assert "other seeds" not in dict(read_laps(tmp_path))
 
 
 def test_tuning_tries_a_linear_skip_and_layers_first_and_reports_what_it_chose(
@@ -559,17 +556,6 @@ def test_what_stops_a_benchmark_between_stages_leaves_a_report_too(
     report = api.run(small(tmp_path, **changes))
     words = f"PROVISIONAL (stopped by {stopped}, every candidate has 1 of 1 seed, 1 of 3 folds"
     assert report.verdict.startswith(words) and report.figures["stopped"] == stopped
-
-
-def test_each_stage_says_what_it_cost(tmp_path: Path) -> None:
-    run(small(tmp_path, **ANYTIME))
-    page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    table = page[page.index("<h2>Where the minutes went") :]
-    table = table[: table.index("</table>")]
-    assert [name for name in schedule.STAGES if f"<td>{name}</td>" in table] == [
-        *schedule.STAGES[:3]
-    ]
-    assert "PROVISIONAL" not in page
 
 
 def test_the_first_answers_come_from_the_first_fold_and_from_cheap_candidates(
@@ -892,16 +878,6 @@ def test_small_data_is_cross_validated_and_tuned_unless_told_otherwise(tmp_path:
     assert end_to_end.cfg.tune == 0
     large = {**SMALL["data"], "samples": 5000}
     assert len(setup.open_bench(replace(defaults, data=large))[0].folds) == 1
-
-
-def test_the_minutes_of_all_runs_of_a_report_add_up(tmp_path: Path) -> None:
-    cfg = small(tmp_path, fusions="sum", corruptions=False, controls=False, seeds=1)
-    run(cfg)
-    first = dict(read_laps(tmp_path))
-    assert first["first seed"] > 0
-    run(cfg)
-    assert dict(read_laps(tmp_path))["first seed"] >= first["first seed"]
-    assert "Where the minutes went" in (tmp_path / "index.html").read_text()
 
 
 def test_pretrained_encoders_encode_damaged_samples_once_for_all_folds(tmp_path: Path) -> None:

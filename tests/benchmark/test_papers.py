@@ -71,12 +71,12 @@ def test_combined_ranks_are_table_and_figure_for_a_paper_too(tmp_path: Path) -> 
 @pytest.mark.drawn
 def test_on_request_every_figure_of_a_report_is_a_pdf_too(tmp_path: Path) -> None:
     whole = summary([candidate("gmu", [0.8, 0.81]), candidate("alone:image", [0.5, 0.51], 9)])
-    page.write(whole, figures(whole), (), tmp_path)
+    page.write(whole, figures(whole), tmp_path)
     assert not (tmp_path / "figures").exists()
     asked = replace(whole, bench=replace(whole.bench, cfg=replace(whole.bench.cfg, figures="pdf")))
     contents = []
     for _ in range(2):
-        page.write(asked, figures(asked), (), tmp_path)
+        page.write(asked, figures(asked), tmp_path)
         contents.append({x.name: x.read_bytes() for x in (tmp_path / "figures").iterdir()})
     first, second = contents
     assert first == second  # without a date

@@ -14,7 +14,6 @@ from torch.nn.functional import one_hot
 
 from fusionzoo.benchmark import api, schedule
 from fusionzoo.benchmark.bench import open_bench
-from fusionzoo.benchmark.clock import Clock
 from fusionzoo.benchmark.prepare import prepare
 from fusionzoo.benchmark.report import results
 from fusionzoo.benchmark.report.page import Report
@@ -153,7 +152,7 @@ def test_samples_are_answered_by_the_best_single_that_they_have(tmp_path: Path) 
     )
     bench = prepare(bench, dataset, tokens=False)
     names = ["linear probe of a", "linear probe of b", "sum"]
-    *_, stage = schedule.run_stages(bench, names, Clock())
+    *_, stage = schedule.run_stages(bench, names)
     whole = summarise(bench, stage.results)
     a, b = (whole.candidate(x) for x in names[:2])
     there = whole.present

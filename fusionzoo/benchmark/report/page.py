@@ -25,7 +25,6 @@ from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from ..candidates import ALONE
-from ..clock import read_laps
 from . import plots
 from .checklist import Line, checklist
 from .leaderboard import ECE_NOTE, TERMINAL, page_table, text_table
@@ -38,7 +37,6 @@ from .results import (
     best_single,
     chosen_fusion,
     corruption_curves,
-    duration,
     missing_curve,
     pareto,
     reliability_of,
@@ -251,8 +249,8 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     return {"svg": plots.pareto(panels, fronts, families, metric), "table": (header, rows)}
 
 
-def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]]) -> str:
-    """Render the report; `figures` are those of `verdict.figures`, `laps` those of the clock."""
+def page(summary: Summary, figures: Mapping[str, Any]) -> str:
+    """Render the report; `figures` are those of `verdict.figures`."""
     metric = str(figures["metric"])
     facts = {candidate.name: candidate.facts for candidate in summary.candidates}
     lines = [{**line, **facts.get(line["candidate"], {})} for line in figures["leaderboard"]]
@@ -270,8 +268,6 @@ def page(summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str,
         heat=heat_map(summary, figures.get("shapley", {})),
         presence=presence_table(figures),
         checklist=checklist(figures),
-        minutes=minutes(laps),
-        minutes_table=(["part", "seconds"], laps),
         ece_note=ECE_NOTE,
         version=__version__,
     )
@@ -289,16 +285,6 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> Table:
     return header, [[line.get(key, "") for key in header] for line in lines]
 
 
-def minutes(parts: Sequence[tuple[str, float]]) -> list[tuple[str, str, float]]:
-    """Return each part of the run with its duration and its share of the total, and the total."""
-    total = sum(seconds for _, seconds in parts)
-    if not total:
-        return []
-    return [
-        (name, duration(seconds), seconds / total) for name, seconds in [*parts, ("total", total)]
-    ]
-
-
 def require_packages() -> None:
     """Raise an error if a package that the report needs is missing."""
     with explained("the report needs pip install 'fusionzoo[benchmark]'", ImportError):
@@ -306,13 +292,8 @@ def require_packages() -> None:
         import matplotlib  # noqa: F401
 
 
-def write(
-    summary: Summary, figures: Mapping[str, Any], laps: Sequence[tuple[str, float]], out: Path
-) -> None:
-    """Write all files, completely or not at all.
-
-    `figures` are those of `verdict.figures`, `laps` the seconds of each part of the benchmark.
-    """
+def write(summary: Summary, figures: Mapping[str, Any], out: Path) -> None:
+    """Write all files, completely or not at all; `figures` are those of `verdict.figures`."""
     contents: dict[str, str | bytes] = {
         "summary.json": json.dumps(_without_nan(figures), indent=1) + "\n",
         "table.md": markdown(figures),
@@ -321,20 +302,15 @@ def write(
         "costs.csv": costs(summary),
     }
     with plots.pdf_files(summary.bench.cfg.figures == "pdf") as pdfs:
-        contents["index.html"] = page(summary, figures, laps)
+        contents["index.html"] = page(summary, figures)
     write_files(out, {**contents, **pdfs})
 
 
-def print_report(
-    figures: Mapping[str, Any], out: Path, laps: Sequence[tuple[str, float]] = ()
-) -> None:
-    """Print the leaderboard's main columns, the verdict and where the minutes went."""
+def print_report(figures: Mapping[str, Any], out: Path) -> None:
+    """Print the leaderboard's main columns, the verdict and where the report is."""
     print_figures(figures)
     if figures.get("stopped"):
         print("the same command continues where it stopped")
-    if laps:
-        parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in laps)
-        print(f"time    {duration(sum(seconds for _, seconds in laps))}: {parts}")
     print(f"report  {out / 'index.html'}")
 
 
@@ -420,7 +396,7 @@ class Report:
 
     def print(self) -> None:
         """Print the leaderboard's main columns and the verdict."""
-        print_report(self.figures, self.folder, read_laps(self.folder))
+        print_report(self.figures, self.folder)
 
     def _repr_html_(self) -> str:
         header, rows = text_table(self.figures["leaderboard"], self.figures["metric"])

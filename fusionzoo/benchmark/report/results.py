@@ -412,23 +412,6 @@ def readable(number: float) -> str:
     return f"{number:.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Write a time in its two largest units.
-
-    >>> duration(2.44), duration(48.2), duration(192), duration(3840)
-    ('2.4 s', '48 s', '3 min 12 s', '1 h 04 min')
-    """
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    if rest < 60:
-        return f"{rest} s"
-    if rest < 3600:
-        return f"{rest // 60} min {rest % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def decimal(number: float) -> str:
     """Write a score or an error: three decimals, fewer for large numbers.
 
