@@ -2,7 +2,7 @@
 
 The pages of `zoo.md` and `balance.md`, one a family, from the registries; the tables of measured
 figures in `which.md`, `balance.md` and `deploy.md`, with the plot `missing.svg`, from results/;
-`fusionzoo/zoo/facts.json`, which `fusionzoo zoo` reads; for coding agents `llms.txt`, and in
+`fusionzoo/zoo/*.json`, which `fusionzoo zoo` reads; for coding agents `llms.txt`, and in
 `fusionzoo/SKILL.md` the names, questions and pages.
 With `--photo` the README's picture of a report, `report.webp`, instead.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import subprocess
 import sys
@@ -42,7 +43,7 @@ from fusionzoo.zoo.cards import (
     encoder_cards,
     settings_block,
 )
-from fusionzoo.zoo.facts import FILE, Facts
+from fusionzoo.zoo.facts import FILE, MEASURED, Facts, measured_lines
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -57,7 +58,9 @@ to choose.
 
 `fusionzoo zoo` lists them, `fusionzoo zoo list 'm*'` or `zoo list 'timm/vit*'` some (as does
 `fz.list_fusions("m*")`), `fusionzoo zoo info mbt` or `zoo info timm/resnet18` explains one and its
-settings, `fusionzoo data list NAME` those of a data set.
+settings, `fusionzoo data list NAME` those of a data set. `fusionzoo zoo list --by digits`
+(`fz.list_fusions(by="digits")`) ranks the fusions by what they reach at their default settings on a
+data set of [results/zoo.csv](../results/zoo.csv), which `python perf/zoo.py digits` measures.
 
 ## Fusions
 
@@ -447,8 +450,20 @@ def section(card: Card | BalanceCard) -> str:
         f"- Use it when: {card.use_when}",
         f"- Settings:{'' if settings else ' none'}",
         *settings,
+        *(f"- Measured on {line}" for line in measured_lines(card.name)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def measured_fusions() -> str:
+    """Return the fusions' rows of results/zoo.csv as JSON, by data set, the best first."""
+    words = ("set", "candidate", "kind", "commit")
+    table: dict[str, dict[str, dict[str, float | None]]] = {}
+    for row in rows("zoo"):
+        if row["kind"] == "fusion":
+            figures = {x: float(y) if y else None for x, y in row.items() if x not in words}
+            table.setdefault(row["set"], {})[row["candidate"]] = figures
+    return json.dumps(table, indent=1) + "\n"
 
 
 def exported() -> str:
@@ -562,6 +577,7 @@ def main() -> None:
     if sys.argv[1:] == ["--photo"]:
         photograph()
         return
+    MEASURED.write_text(measured_fusions())
     for name, make in PAGES.items():
         if name == "missing.svg" and not (RESULTS / "missing.csv").is_file():
             continue

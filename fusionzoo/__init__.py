@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .errors import FusionZooError as FusionZooError
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
-    from .fusion import list_fusions as list_fusions
     from .inputs.data import create_dataset as create_dataset
     from .model import FusionModel as FusionModel
     from .model import create_model as create_model
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from .tools.search.search import search as search
     from .tools.serve.server import serve as serve
     from .training.report import Run as Run
+    from .zoo.facts import list_fusions as list_fusions
 
 if "OMP_WAIT_POLICY" not in os.environ:
     # Of torch, if it is not loaded yet: threads spin for microseconds while they wait for others,
@@ -71,7 +71,7 @@ _HOME = {
     "read_embeddings": "embeddings.files",
     "create_fusion": "fusion",
     "fusion_info": "fusion",
-    "list_fusions": "fusion",
+    "list_fusions": "zoo.facts",
     "FusionModel": "model",
     "create_model": "model",
     "load": "tools.export.runtime",

@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fusionzoo.errors import check_known
 from fusionzoo.plugins import installed_plugins, load_plugins, plugin_list
 
 from .cards import BalanceCard, Card, EncoderCard, SettingCard
 
 FILE = Path(__file__).with_name("facts.json")
+MEASURED = Path(__file__).with_name("measured.json")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,48 @@ def facts(plugins: str = "") -> Facts:
     """Read the facts; those of `plugins` and of installed packages' plugins are gathered."""
     known = _from_plain(json.loads(FILE.read_text(encoding="utf-8")))
     return _with_plugins(known, plugins) if plugin_list(plugins) or installed_plugins() else known
+
+
+def measured(data: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return what every fusion reached at its default settings on a data set, the best first.
+
+    `{"gmu": {"accuracy": 0.97, ...}}`, a row of results/zoo.csv each; without a data set those of
+    all, by their names.
+    """
+    table: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    if data is None:
+        return table
+    check_known(data, table, f"no fusion was measured on {data!r}", "There are")
+    return dict(table[data])
+
+
+def list_fusions(
+    pattern: str | None = None, /, *, family: str | None = None, by: str | None = None
+) -> list[str]:
+    """Return the names of all fusions, or of those that match, sorted.
+
+    `pattern` is a shell pattern, or the name of a family: early, late, attention or hybrid. A word
+    that is both a family and a fusion is the family. `by` is a data set of results/zoo.csv: only
+    what was measured there is listed, the best first.
+    """
+    from fusionzoo.fusion import FUSIONS
+
+    names = FUSIONS.names(pattern, family)
+    return names if by is None else [name for name in measured(by) if name in names]
+
+
+def measured_lines(name: str) -> list[str]:
+    """Say what a fusion reached on each data set."""
+    lines = []
+    for data, table in measured().items():
+        if name in table:
+            figures, rank = table[name], [*table].index(name) + 1
+            lines.append(
+                f"{data}: accuracy {figures['accuracy']:.3f} ({figures['low']:.3f} to"
+                f" {figures['high']:.3f}), {100 * figures['gain_difference']:+.1f} points over the"
+                f" best modality alone, {rank} of {len(table)}"
+            )
+    return lines
 
 
 def _with_plugins(known: Facts, plugins: str) -> Facts:

@@ -117,6 +117,7 @@ TABLES = (
         "startup.csv", "python perf/startup.py", ("perf/startup.py", "fusionzoo/cli.py", *READING)
     ),
     script("which", ("perf/situations.py", *BENCHMARK), "runs/which"),
+    Table("zoo.csv", "python perf/zoo.py digits", ("perf/zoo.py", *BENCHMARK)),  # and other sets
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     Table(

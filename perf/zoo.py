@@ -1,0 +1,86 @@
+"""Measure every fusion at its default settings on one data set: `python perf/zoo.py digits`.
+
+Five folds, one seed, no tuning, each model trained anew on train and validation. A command that
+is stopped goes on where it was. The report is kept in results/zoo/<set>, and results/zoo.csv has a
+row for each fusion and baseline of every set; `python docs/make.py` then puts them on the cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT, TABLE = ROOT / "results" / "zoo", ROOT / "results" / "zoo.csv"
+SETTINGS = ("--fusions", "all", "--folds", "5", "--seeds", "1", "--tune", "0")
+SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
+FILES = ("summary.json", "costs.csv", "config.yaml")
+LINEAR = "logistic regression on everything"
+FIGURES = ("low", "high", "macro_f1", "ece_debiased", "missing_area")  # of the leaderboard
+GAIN = ("gain_difference", "gain_low", "gain_high")  # over the best single modality
+COSTS = ("parameters", "macs", "seconds", "latency_ms")
+COLUMNS = ("set", "candidate", "kind", "accuracy", *FIGURES, *GAIN, "over_linear", *COSTS, "commit")
+
+
+def main() -> None:
+    """Run one benchmark, keep its report, write the table of all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "set", nargs="?", help="a file in configs/benchmarks; none: the table alone"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "report" / "zoo")
+    parsed = parser.parse_args()
+    if parsed.set:
+        config, out = (
+            ROOT / "configs" / "benchmarks" / f"{parsed.set}.yaml",
+            parsed.out / parsed.set,
+        )
+        command = [sys.executable, "benchmark.py", "--config", str(config), *SETTINGS]
+        subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True)
+        keep(out, KEPT / parsed.set)
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for folder in sorted(KEPT.iterdir()) for row in rows(folder))
+
+
+def keep(report: Path, folder: Path) -> None:
+    """Copy what the table is made of, and the commit that was measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copy(report / name, folder)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (folder / "commit").write_text(commit.stdout)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """Return a row for each line of a report's leaderboard, the best first."""
+    lines = json.loads((folder / "summary.json").read_text())["leaderboard"]
+    with (folder / "costs.csv").open() as file:
+        costs = {row["candidate"]: row for row in csv.DictReader(file)}
+    linear = next(line["accuracy"] for line in lines if line["candidate"] == LINEAR)
+    commit = (folder / "commit").read_text().strip()
+    table = []
+    for line in lines:
+        figures = {name: line.get(name) for name in ("accuracy", *FIGURES, *GAIN)}
+        figures["over_linear"] = line["accuracy"] - linear
+        shown = {x: "" if y is None else f"{y:.4f}" for x, y in figures.items()}
+        shown |= {name: costs.get(line["candidate"], {}).get(name, "") for name in COSTS}
+        named = {"set": folder.name, "candidate": line["candidate"], "kind": line["kind"]}
+        table.append({**named, **shown, "commit": commit})
+    return table
+
+
+if __name__ == "__main__":
+    main()

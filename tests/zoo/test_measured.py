@@ -1,0 +1,53 @@
+"""What every fusion reached: results/zoo.csv, its reports, and where it is shown."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fusionzoo as fz
+from fusionzoo.cli import main
+from fusionzoo.errors import FusionZooError
+from fusionzoo.zoo.facts import measured
+
+ROOT = Path(__file__).parents[2]
+with (ROOT / "results" / "zoo.csv").open() as file:
+    ROWS = list(csv.DictReader(file))
+SETS = sorted({row["set"] for row in ROWS})
+
+
+@pytest.fixture(scope="module")
+def zoo() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "perf" / "zoo.py"))
+
+
+@pytest.mark.parametrize("data", SETS)
+def test_the_table_says_what_the_stored_report_says(data: str, zoo: dict[str, Any]) -> None:
+    rows = [row for row in ROWS if row["set"] == data]
+    assert rows == zoo["rows"](zoo["KEPT"] / data)
+    fusions = [row["candidate"] for row in rows if row["kind"] == "fusion"]
+    assert sorted(fusions) == fz.list_fusions()
+    assert fz.list_fusions(by=data) == fusions == [*measured(data)]
+    accuracies = [float(row["accuracy"]) for row in rows]
+    assert accuracies == sorted(accuracies, reverse=True)
+
+
+def test_the_zoo_is_listed_by_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    names = fz.list_fusions("m*", by=SETS[0])
+    assert 1 < len(names) < 59
+    assert main(["zoo", "list", "m*", "--by", SETS[0]]) == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f" {name} ") for name in names]
+    assert places == sorted(places)
+    assert main(["zoo", "info", names[0]]) == 0
+    accuracy = f"{measured(SETS[0])[names[0]]['accuracy']:.3f}"
+    assert f"measured on {SETS[0]}: accuracy {accuracy} (" in capsys.readouterr().out
+
+
+def test_a_set_on_which_nothing_was_measured_is_named() -> None:
+    with pytest.raises(FusionZooError, match="no fusion was measured on 'digit'"):
+        fz.list_fusions(by="digit")
