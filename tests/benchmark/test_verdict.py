@@ -158,7 +158,7 @@ def test_the_verdict_is_about_the_fusion_that_each_fold_chose() -> None:
     text = content["verdict"]
     assert "(chosen in each of 4 folds on its validation data: `gmu` in 3, `sum` in 1)" in text
     assert "The one to train is `gmu`, chosen most often." in text
-    html = page(whole, content, [])
+    html = page(whole, content)
     assert "fusion gmu, gmu, gmu, sum; single modality alone:audio, alone:audio" in html
 
 

@@ -54,7 +54,7 @@ def write(name: str, folder: Path) -> Path:
         case "benchmark":
             fusions = [candidate("gmu", [0.8, 0.81]), candidate("sum", [0.7, 0.71], 30)]
             whole = summary([*fusions, candidate("alone:image", [0.5, 0.51], 9)])
-            out.write_text(page(whole, figures(whole), [("encode", 2.0)]))
+            out.write_text(page(whole, figures(whole)))
         case "combined":
             combine([stored_report(folder, data) for data in "ab"], folder / "both")
             out = folder / "both" / "index.html"
