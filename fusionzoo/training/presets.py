@@ -327,12 +327,13 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     """Return the chosen settings without those that contradict what the user sets."""
     settings = {section: dict(chosen[section]) for section in chosen}
     optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
-    if given.get("fusion"):
-        settings.pop("fusion", None)
-    train = given.get("train") or {}
     needless: set[str] = set()
+    if given.get("fusion"):  # who names one wants what it answers
+        settings.pop("fusion", None)
+        needless |= {"average_linear"}
+    train = given.get("train") or {}
     if train.get("select") == "last":  # whatever validation says
-        needless = {"patience", "metric", "trials", "refit"}
+        needless |= {"patience", "metric", "trials", "refit"}
     if train.get("seeds", 1) > 1:  # several trainings are joined, and validated together
         needless |= {"trials", "refit"}
     if optim.keys() & {"lr", "modality_lr"}:  # trials would scale them

@@ -167,6 +167,11 @@ def overlaid(preset: presets.Name, *args: str) -> tuple[RunConfig, list[str]]:
     return overlay(from_args(RunConfig, ["--preset", preset, *args]), choose(preset, there()))
 
 
+def test_a_fusion_that_the_user_names_is_averaged_with_no_linear_model() -> None:
+    assert overlaid("good")[0].train.average_linear
+    assert not overlaid("good", "--fusion", "mbt")[0].train.average_linear
+
+
 def test_flags_that_make_trials_or_a_refit_needless_take_their_place() -> None:
     chosen, _ = overlaid("best", "--optim.lr", "3e-4")  # a rate of the user is not varied
     assert (chosen.train.trials, chosen.optim.lr) == (1, 3e-4)
