@@ -19,7 +19,7 @@ from ..sources.columns import read_declared
 from ..sources.infer import is_plain, named_columns, other_decimal_sign, read_cells_of
 from ..tables.provenance import LoadedTable
 from ..tables.table import ROLES, word_list
-from .complete import load_table_of, missing_words, open_sheets
+from .complete import has_open_sheet, load_table_of, missing_words, sheet_names
 from .naming import TABLE, resolve_name
 from .spec import DataSpec
 
@@ -89,10 +89,10 @@ def _described_join(join: Mapping[str, Any], stored: Any) -> dict[str, Any]:
 def _load_for_model(settings: dict[str, Any], stored: Mapping[str, Any]) -> LoadedTable:
     """Read the table; of a workbook the sheet with most of the columns that a model was trained on,
     which is set: of equal ones that of the training data, else the first."""
-    names = open_sheets(settings)
-    if not names:
+    if not has_open_sheet(settings):
         return load_table_of(settings)
     wanted = named_columns(stored) - {"target"}
+    names = sheet_names(settings)
     best, most = None, (-1, False)
     for name in names if len(names) > 1 else ():
         with suppress(FusionZooError):  # an empty one

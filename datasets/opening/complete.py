@@ -37,7 +37,7 @@ from ..sources.infer import (
     target_kind,
     tells_alone,
 )
-from ..sources.table_files import can_read, reader_of
+from ..sources.table_files import is_workbook, reader_of
 from ..sources.table_settings import TableSettings
 from ..tables.arrow import ArrowColumn, is_list
 from ..tables.provenance import LoadedTable
@@ -136,12 +136,13 @@ def _with_own_target(settings: dict[str, Any]) -> DataSpec:
 def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedTable:
     """Read the table; of a workbook the sheet that has the targets, which is set if it is not the
     first."""
-    root, names = settings.get("root"), open_sheets(settings)
-    if not names:
+    root = settings.get("root")
+    if not has_open_sheet(settings):
         return load_table_of(settings)
     refused = _refusal(settings, target)
     if not isinstance(refused, FusionZooError):
         return refused
+    names = sheet_names(settings)
     for name in names if len(names) > 1 else ():
         loaded = _refusal({**settings, "sheet": name}, target)
         if isinstance(loaded, LoadedTable):
@@ -154,13 +155,16 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedT
     )
 
 
-def open_sheets(settings: Mapping[str, Any]) -> list[str]:
-    """Return the sheets of a workbook of which none is named; [] of other data."""
+def has_open_sheet(settings: Mapping[str, Any]) -> bool:
+    """Whether the file is a workbook of which no sheet is named."""
     root = settings.get("root")
-    path = Path(root).expanduser() if isinstance(root, str) else None
-    if path is None or not can_read(path) or settings.get("sheet"):
-        return []
-    return reader_of(path).sheets(path) or []
+    return isinstance(root, str) and is_workbook(Path(root)) and not settings.get("sheet")
+
+
+def sheet_names(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the sheets of the workbook that is `root`."""
+    path = Path(str(settings["root"])).expanduser()
+    return reader_of(path).sheets(path)
 
 
 def _refusal(

@@ -54,6 +54,7 @@ class TableReader(ABC):
     """Reads the files with an ending, under which a subclass is registered, without the dot."""
 
     has_nulls: ClassVar[bool] = False  # whether missing values are marked, rather than by words
+    is_zip: ClassVar[bool] = False  # whether its files are zip archives
 
     @abstractmethod
     def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
@@ -61,15 +62,20 @@ class TableReader(ABC):
         are known: `Provenance()`. Text is read as other columns of text are: as numbers, paths, ...
         """
 
-    def sheets(self, path: Path) -> list[str] | None:
-        """Return the names of a workbook's sheets, those in sight first; None: it has none."""
-        return None
+    def sheets(self, path: Path) -> list[str]:
+        """Return the names of a workbook's sheets, those in sight first; of other files none."""
+        return []
 
 
 def can_read(path: Path) -> bool:
     """Whether a file's name has the ending of a table."""
     suffix = table_suffix(path)
     return bool(suffix) and suffix in READERS
+
+
+def is_workbook(path: Path) -> bool:
+    """Whether a file's name has the ending of a workbook of sheets."""
+    return can_read(path) and READERS[table_suffix(path)].family == "workbook"
 
 
 def reader_of(path: Path) -> TableReader:
@@ -127,9 +133,8 @@ def _cells_of_open_document(path: Path, sheet: str) -> SheetCells:
     return wanted.rows, wanted.merged, names
 
 
-def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
-    """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
-    and the names of all sheets."""
+def _open_workbook(path: Path, *, values: bool = True) -> Any:
+    """Open a workbook of Excel, whose cells have the values of formulas, or the formulas."""
     with explained(f"{path} needs openpyxl, pip install 'fusionzoo[xlsx]'", ImportError):
         import openpyxl
     with explained(f"{path} cannot be read as .xlsx"):  # a bad zip, XML, or parts that are missing
@@ -137,7 +142,13 @@ def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
             needed = XML_EXPANSION * sum(part.file_size for part in parts.infolist())
             check_expansion(str(path), path.stat().st_size, needed)
             _check_parts(path, parts)
-        book = openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
+        return openpyxl.load_workbook(path, read_only=True, data_only=values, keep_links=False)
+
+
+def _cells(path: Path, sheet: str, *, values: bool = True) -> SheetCells:
+    """Return the cells of a sheet, with the values of formulas or the formulas, its merged ranges,
+    and the names of all sheets."""
+    book = _open_workbook(path, values=values)
     with explained(f"{path} cannot be read as .xlsx"), closing(book):
         sheets = [worksheet.title for worksheet in book.worksheets]
         _check_sheet(path, sheet, sheets)
@@ -302,7 +313,7 @@ def read_table(path: Path, settings: TableSettings) -> tuple[pa.Table, Provenanc
     reader = reader_of(path)
     damages = (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, zlib.error)
     with explained(f"{path} cannot be read", *damages):
-        _check_ending(path)
+        _check_ending(path, reader)
         table, provenance = reader.read(path, settings)
         return check_unicode(table, str(path)), provenance
 
@@ -328,13 +339,11 @@ def read_split_file(path: Path) -> dict[str, str]:
     return split_of
 
 
-def _check_ending(path: Path) -> None:
+def _check_ending(path: Path, reader: TableReader) -> None:
     """Raise an error for a file that is another one than its ending says."""
     with path.open("rb") as file:
         head = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    suffix = table_suffix(path)
-    may_be_zip = READERS[suffix].family != "text" and suffix != "parquet"
-    if head.startswith((*NO_TABLES, *(() if may_be_zip else (b"pk\x03\x04",)))):
+    if head.startswith(NO_TABLES) or (head.startswith(b"pk\x03\x04") and not reader.is_zip):
         advice = "save it as CSV, give a workbook its ending, or fetch it (`git lfs pull`)"
         raise FusionZooError(f"{path} is no table, as it starts with {head[:24]!r}: {advice}")
 
@@ -427,10 +436,9 @@ class ParquetReader(TableReader):
         return mark_index(read_parquet(path)), Provenance()
 
 
-@READERS.register("npz", family="binary")
 @READERS.register("mat", family="binary")
-class ArrayReader(TableReader):
-    """Arrays of NumPy or MATLAB, a row of each a sample."""
+class MatlabReader(TableReader):
+    """Arrays of MATLAB, a row of each a sample."""
 
     has_nulls = True
 
@@ -438,17 +446,24 @@ class ArrayReader(TableReader):
         return read_array_file(path)
 
 
+@READERS.register("npz", family="binary")
+class NumPyReader(MatlabReader):
+    """Arrays of NumPy, a row of each a sample."""
+
+    is_zip = True
+
+
 @READERS.register("xlsx", family="workbook")
 class ExcelReader(TableReader):
     """A sheet of a workbook of Excel."""
+
+    is_zip = True
 
     def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
         return _read_sheet(path, settings, _cells, check_formulas=True)
 
     def sheets(self, path: Path) -> list[str]:
-        import openpyxl
-
-        with closing(openpyxl.load_workbook(path, read_only=True, keep_links=False)) as book:
+        with closing(_open_workbook(path)) as book:
             sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
             return [sheet.title for sheet in sheets]
 
@@ -456,6 +471,8 @@ class ExcelReader(TableReader):
 @READERS.register("ods", family="workbook")
 class OpenDocumentReader(TableReader):
     """A sheet of a workbook of LibreOffice."""
+
+    is_zip = True
 
     def read(self, path: Path, settings: TableSettings) -> tuple[pa.Table, Provenance]:
         return _read_sheet(path, settings, _cells_of_open_document)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import fusionzoo as fz
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.media.budgets import BUDGETS
@@ -309,7 +310,7 @@ def test_a_row_that_repeats_the_header_is_an_error(name: str, tmp_path: Path) ->
         create_dataset(path)
 
 
-@pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
+@pytest.mark.parametrize("name", ["m.csv", "m.parquet", "m.mat"])
 @pytest.mark.parametrize(
     "start", ["\ufeff\n <html lang='en'>", "version https://git-lfs", "PK\3\4"]
 )
@@ -317,6 +318,15 @@ def test_a_file_that_is_no_table_is_named(name: str, start: str, tmp_path: Path)
     (tmp_path / name).write_text(start + "x" * 100)
     with pytest.raises(FusionZooError, match=f"{name} is no table, as it starts with"):
         create_dataset(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["m.xlsx", "m.ods"])
+def test_a_damaged_workbook_is_named_where_its_sheets_are_searched(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("PK\3\4" + "x" * 100)
+    with pytest.raises(FusionZooError, match=f"{name} cannot be read as {name[1:]}"):
+        fz.train(str(tmp_path / name), target="y", out=tmp_path / "run")
 
 
 def test_json_lines_that_cannot_be_read_name_row_and_column(tmp_path: Path) -> None:
