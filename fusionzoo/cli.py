@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,9 +201,6 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
     from fusionzoo.zoo.cards import BALANCE_FAMILIES, FAMILIES
     from fusionzoo.zoo.facts import Facts, facts
 
-    if parsed.by is not None:
-        _list_measured(parsed)
-        return
     known = facts(parsed.plugins)
     pattern = parsed.pattern
     if pattern is not None:
@@ -212,6 +209,9 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
             [x for x in known.strategies if matches(pattern, x.name, x.family, BALANCE_FAMILIES)],
             [x for x in known.encoders if matches(pattern, x.name, x.kind, ENCODER_KINDS)],
         )
+    if parsed.by is not None:
+        _list_measured(parsed.by, {x.name for x in known.fusions})
+        return
     if known.fusions:
         _list_fusions(known.fusions)
     if known.strategies:
@@ -230,16 +230,10 @@ def _list_zoo(parsed: argparse.Namespace) -> None:
         _list_models(pattern)
 
 
-def _list_measured(parsed: argparse.Namespace) -> None:
-    from fusionzoo.zoo.cards import FAMILIES
-    from fusionzoo.zoo.facts import facts, measured
+def _list_measured(data: str, names: Container[str]) -> None:
+    """Print what those of these fusions reached that were measured on a data set."""
+    from fusionzoo.zoo.facts import measured
 
-    figures, pattern = measured(parsed.by), parsed.pattern
-    names = {
-        x.name
-        for x in facts(parsed.plugins).fusions
-        if pattern is None or matches(pattern, x.name, x.family, FAMILIES)
-    }
     rows = [
         (
             name,
@@ -250,15 +244,15 @@ def _list_measured(parsed: argparse.Namespace) -> None:
             "-" if x["missing_area"] is None else f"{x['missing_area']:.3f}",
             f"{x['seconds']:.1f}",
         )
-        for name, x in figures.items()
+        for name, x in measured(data).items()
         if name in names
     ]
     header = ("name", "accuracy", "95 %", "over best single", "over linear", "missing", "train s")
-    print_table(f"Fusions at their default settings on {parsed.by}", header, rows)
+    print_table(f"Fusions at their default settings on {data}", header, rows)
     print(
         "points over the best modality alone, and over a linear model of everything; missing:"
         " accuracy,\naveraged over shares of missing modalities from 0 to 0.9"
-        f" (python perf/zoo.py {parsed.by})"
+        f" (python perf/zoo.py {data})"
     )
 
 

@@ -15,12 +15,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fusionzoo.benchmark.candidates import LOGISTIC
+
 ROOT = Path(__file__).parents[1]
 KEPT, TABLE = ROOT / "results" / "zoo", ROOT / "results" / "zoo.csv"
 SETTINGS = ("--fusions", "all", "--folds", "5", "--seeds", "1", "--tune", "0")
 SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
 FILES = ("summary.json", "costs.csv", "config.yaml")
-LINEAR = "logistic regression on everything"
 FIGURES = ("low", "high", "macro_f1", "ece_debiased", "missing_area")  # of the leaderboard
 GAIN = ("gain_difference", "gain_low", "gain_high")  # over the best single modality
 COSTS = ("parameters", "macs", "seconds", "latency_ms")
@@ -36,11 +37,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "report" / "zoo")
     parsed = parser.parse_args()
     if parsed.set:
-        config, out = (
-            ROOT / "configs" / "benchmarks" / f"{parsed.set}.yaml",
-            parsed.out / parsed.set,
-        )
-        command = [sys.executable, "benchmark.py", "--config", str(config), *SETTINGS]
+        config, out = f"configs/benchmarks/{parsed.set}.yaml", parsed.out / parsed.set
+        command = [sys.executable, "benchmark.py", "--config", config, *SETTINGS]
         subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True)
         keep(out, KEPT / parsed.set)
     with TABLE.open("w", newline="") as file:
@@ -54,14 +52,8 @@ def keep(report: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copy(report / name, folder)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (folder / "commit").write_text(commit.stdout)
+    commit = subprocess.check_output(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, text=True)
+    (folder / "commit").write_text(commit)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -69,7 +61,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
     lines = json.loads((folder / "summary.json").read_text())["leaderboard"]
     with (folder / "costs.csv").open() as file:
         costs = {row["candidate"]: row for row in csv.DictReader(file)}
-    linear = next(line["accuracy"] for line in lines if line["candidate"] == LINEAR)
+    linear = next(line["accuracy"] for line in lines if line["candidate"] == LOGISTIC)
     commit = (folder / "commit").read_text().strip()
     table = []
     for line in lines:
