@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.load import Usage, run_command
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
-from fusionzoo.plugins import load_plugins
 from fusionzoo.zoo.cards import show_data_settings
 
 USAGE = Usage(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
-from fusionzoo.plugins import load_plugins
-from fusionzoo.processes import stopping
+from fusionzoo.machine.processes import stopping
 from fusionzoo.zoo.cards import show_data_settings
 
 USAGE = Usage(
@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
     def start(cfg: RunConfig) -> int:
         load_plugins(cfg.plugins)
         cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
-        from fusionzoo.distributed import World, launch_or_join
+        from fusionzoo.machine.distributed import World, launch_or_join
         from fusionzoo.training.run import train
 
         def work(world: World) -> int:
@@ -55,6 +55,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    from fusionzoo.processes import exit_process
+    from fusionzoo.machine.processes import exit_process
 
     exit_process(main())

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import Entry, Registry, keyword_only, settings_class, type_hints
+from fusionzoo.ground.registry import Entry, Registry, keyword_only, settings_class, type_hints
 
 from .amputation import Mechanism
 from .failures import MAX_ERRORS, OnError, check_policy

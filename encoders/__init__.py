@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.registry import import_siblings
+from fusionzoo.ground.registry import import_siblings
 
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, check_heads, check_known, check_number, one_line
-from fusionzoo.resampling import resampler
+from fusionzoo.ground.resampling import resampler
 from fusionzoo.structures import Clip, Features
 
 from ._torchaudio import require_torchaudio

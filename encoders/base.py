@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fusionzoo.errors import FusionZooError, check_heads, check_known, did_you_mean
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 from fusionzoo.structures import ITEM_COUNTS, KINDS, Features, evaluating, masked_mean
 
 MODES = ("none", "all", "all_but_last_<n>", "norm")

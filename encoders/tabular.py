@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.cells import Cell, category_of, fold, is_number
 from fusionzoo.errors import FusionZooError, check_heads, check_known, check_number
+from fusionzoo.ground.cells import Cell, category_of, fold, is_number
 from fusionzoo.structures import Features
 from fusionzoo.targets import decimal_hint
 

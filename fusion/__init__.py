@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import import_siblings
+from fusionzoo.ground.registry import import_siblings
 
 from .base import FUSIONS, Fusion, FusionEntry
 

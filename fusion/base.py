@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from fusionzoo.errors import FusionZooError, check_choice, check_number, did_you_mean
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 from fusionzoo.structures import Features, FusionOutput, Phase, StepContext
 
 DECAY = 0.99  # per batch; lets running means follow an encoder that is still training

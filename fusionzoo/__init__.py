@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from fusionzoo.models.fusion_model import FusionModel as FusionModel
+    from fusionzoo.models.fusion_model import create_model as create_model
+    from fusionzoo.tools.reproduce import reproduce as reproduce
+
     from .api import analyse as analyse
     from .api import embed as embed
     from .api import evaluate as evaluate
@@ -30,9 +34,6 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .inputs.data import create_dataset as create_dataset
-    from .model import FusionModel as FusionModel
-    from .model import create_model as create_model
-    from .scripts.reproduce import reproduce as reproduce
     from .tools.data_convert import convert as convert
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
@@ -72,8 +73,8 @@ _HOME = {
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "zoo.facts",
-    "FusionModel": "model",
-    "create_model": "model",
+    "FusionModel": "models.fusion_model",
+    "create_model": "models.fusion_model",
     "load": "tools.export.runtime",
     "Run": "training.report",
     "register": "api",
@@ -81,7 +82,7 @@ _HOME = {
     "explain": "tools.explain.explain",
     "export": "tools.export.export",
     "report": "tools.run_report.report",
-    "reproduce": "scripts.reproduce",
+    "reproduce": "tools.reproduce",
     "Searcher": "tools.search.search",
     "serve": "tools.serve.server",
 }

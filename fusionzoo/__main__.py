@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from .cli import main
-from .processes import exit_process
+from .machine.processes import exit_process
 
 
 class PandasLater(MetaPathFinder):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import EvaluateConfig, PredictConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.console import add_plugins_option, print_table, quiet_pipe
 from fusionzoo.errors import FusionZooError, did_you_mean
-from fusionzoo.plugins import load_plugins
-from fusionzoo.registry import matches
+from fusionzoo.ground.console import add_plugins_option, print_table, quiet_pipe
+from fusionzoo.ground.plugins import load_plugins
+from fusionzoo.ground.registry import matches
 from fusionzoo.testing import runner
 from fusionzoo.version import __version__
 from fusionzoo.zoo.cards import show_data_settings, show_settings
@@ -34,7 +34,7 @@ COMMANDS = {  # first words -> module, function that takes the words behind them
     ("search",): (".tools.search.search", "search_command", "search embeddings"),
     ("serve",): (".tools.serve.server", "serve_command", "answer requests over HTTP"),
     ("benchmark",): (".scripts.benchmark", "main", "compare fusions"),
-    ("reproduce",): (".scripts.reproduce", "reproduce_command", "redo a paper's figures"),
+    ("reproduce",): (".tools.reproduce", "reproduce_command", "redo a paper's figures"),
     ("analyse",): (".tools.analyse", "analyse_command", "what a data set needs of a fusion"),
     ("data", "convert"): (".tools.data_convert", "convert_command", "write shards"),
     ("data", "check"): (".tools.audit.audit", "check_command", "find faults and leaks"),

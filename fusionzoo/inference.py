@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.answering import Answering
-from fusionzoo.cells import fold
 from fusionzoo.config import EmbedConfig, EvaluateConfig, PredictConfig, merge, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import DATASETS, PairedBatchSampler, PairedDataset, make_sampler
@@ -33,8 +31,6 @@ from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import strange_cells
-from fusionzoo.devices import pick_device
-from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularProcessor
 from fusionzoo.errors import FusionZooError, did_you_mean
@@ -52,10 +48,15 @@ from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.evaluation.subgroups import SUBGROUPS, subgroup_metrics, two_class_intervals
 from fusionzoo.features.frozen import stored_features
 from fusionzoo.files import replacing, write_json
+from fusionzoo.ground.cells import fold
+from fusionzoo.ground.progress import progress_bar
 from fusionzoo.inputs.cut import notes_of_cuts
-from fusionzoo.loading import load
-from fusionzoo.model import FusionModel
-from fusionzoo.progress import progress_bar
+from fusionzoo.machine.devices import pick_device
+from fusionzoo.machine.distributed import World
+from fusionzoo.models.answering import Answering
+from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.models.loading import load
+from fusionzoo.models.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
 from fusionzoo.structures import (
     KINDS,
     Batch,
@@ -66,7 +67,6 @@ from fusionzoo.structures import (
     evaluating,
 )
 from fusionzoo.targets import AnyOf, OneOf, join_words, label_word
-from fusionzoo.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
 from fusionzoo.training.calibrate import calibratable
 from fusionzoo.training.calibrate import measure as measure_calibration
 from fusionzoo.training.loaders import num_workers

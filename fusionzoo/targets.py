@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .cells import category_of
 from .errors import FusionZooError, check_known, first_problem
-from .plugins import definition_of
+from .ground.cells import category_of
+from .ground.plugins import definition_of
 from .structures import Labels, predictions
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fusionzoo.datasets import Collate
 from fusionzoo.encoders import create_encoder
-from fusionzoo.memory import keep_freed_memory
+from fusionzoo.machine.memory import keep_freed_memory
 from fusionzoo.structures import Sample
 
 OUT = Path(__file__).parents[1] / "results" / "encoder_costs.csv"

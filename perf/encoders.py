@@ -34,7 +34,7 @@ import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.encoders.hf_image import VIDEO_TYPES
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.progress import progress_bar
 from fusionzoo.testing.encoders import assert_answers_alike, maker, trained
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from fusionzoo.evaluation.cost import STANDARD, cost, random_features, standard_fusion
 from fusionzoo.fusion import Fusion, fusion_info, list_fusions
-from fusionzoo.memory import keep_freed_memory
+from fusionzoo.machine.memory import keep_freed_memory
 from fusionzoo.structures import Features
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.config.flags import papers
-from fusionzoo.scripts.reproduce import PaperFigures, Reproduction, read_paper, reproduce
+from fusionzoo.tools.reproduce import PaperFigures, Reproduction, read_paper, reproduce
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "results" / "papers.csv"

@@ -16,8 +16,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may ask a hub, and none 
 import pytest
 import torch
 
-from fusionzoo import plugins
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
+from fusionzoo.ground import plugins
 from helpers.leftovers import ended_with
 from helpers.nightly import BY_NAME, record
 
@@ -131,7 +131,7 @@ def forget_plugins() -> Iterator[Callable[[], None]]:
             table.clear()
             table.update(before)
         for name in set(sys.modules) - modules:
-            if name.startswith("fusionzoo.plugins.") or "own_plugin" in name:
+            if name.startswith("fusionzoo.ground.plugins.") or "own_plugin" in name:
                 del sys.modules[name]
         sys.path[:] = path
         plugins._loaded_groups.clear()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fusionzoo.cli import COMMANDS, main
-from fusionzoo.console import command_line, print_columns
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
+from fusionzoo.ground.console import command_line, print_columns
 from helpers.python import run_python
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -22,7 +22,7 @@ from fusionzoo.benchmark.prepare import _entry
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.encoders import Encoder
 from fusionzoo.evaluation.robustness import SEVERITIES, corrupt
-from fusionzoo.plugins import load_plugins
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.scripts.train import main as train
 from fusionzoo.testing.runner import SUITES
 from fusionzoo.training.balance import BALANCE

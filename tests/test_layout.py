@@ -21,34 +21,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fusionzoo"
 ROOMS = (  # from the ground up: a module imports from its own room or from below
     ("errors", "version", "_unlinked"),
-    (
-        "cells",
-        "console",
-        "files",
-        "plugins",
-        "progress",
-        "registry",
-        "resampling",
-        "structures",
-        "targets",
-    ),
-    ("config", "devices", "distributed", "fsdp", "memory", "processes"),
+    ("files", "ground", "structures", "targets"),
+    ("config", "machine"),
     ("encoders", "fusion", "datasets"),  # these three never import one another
-    (
-        "answering",
-        "confidence",
-        "features",
-        "graphs",
-        "html",
-        "hub",
-        "inputs",
-        "loading",
-        "model",
-        "model_card",
-        "model_folder",
-        "standardise",
-        "trained_on",
-    ),
+    ("features", "html", "inputs", "models"),
     ("evaluation",),
     ("training",),
     ("embeddings", "inference", "interop", "testing", "zoo"),
@@ -232,7 +208,7 @@ def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:
 def test_loaders_are_made_in_one_place() -> None:
     """Two more: `model.py` shows the call in a message; the contract of data sets sends samples."""
     calls = {module for module, text in sources().items() if "DataLoader(" in text}
-    makes = {"datasets.loader", "model", "testing.data"}
+    makes = {"datasets.loader", "models.fusion_model", "testing.data"}
     assert calls == {f"fusionzoo.{module}" for module in makes}
 
 

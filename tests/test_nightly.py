@@ -23,11 +23,11 @@ SUITE = "tests/test_suite.py"
     [
         ("fusion/late/qmf.py", CONTRACT, True),  # found by its file name in a linked folder
         ("fusion/late/qmf.py", SUITE, False),
-        ("fusionzoo/registry.py", CONTRACT, True),
+        ("fusionzoo/ground/registry.py", CONTRACT, True),
         ("fusionzoo/tools/search/vectors.py", SEARCH, True),
         ("fusionzoo/tools/search/vectors.py", CONTRACT, False),
         ("fusionzoo/benchmark/report/page.html", "tests/benchmark/test_page.py", True),
-        ("fusionzoo/distributed.py", "tests/training/test_gradients.py", True),
+        ("fusionzoo/machine/distributed.py", "tests/training/test_gradients.py", True),
         ("train.py", "tests/training/test_interrupted_runs.py", True),  # by a helper's script
         ("fusionzoo/training/trainer.py", "tests/training/test_interrupted_runs.py", True),
         ("configs/stamps.yaml", "tests/test_readme.py", True),

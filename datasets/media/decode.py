@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fusionzoo.cells import composed, read_cells
 from fusionzoo.errors import FusionZooError, explained, located, one_line, warn_of_file
+from fusionzoo.ground.cells import composed, read_cells
 from fusionzoo.targets import decimal_hint
 
 from .arrays import HDF5, ZIP, ArrayItem, find_item

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.cells import fold, is_number
 from fusionzoo.errors import FusionZooError, list_names
+from fusionzoo.ground.cells import fold, is_number
 
 from ..sources.cell_kinds import DATE, NUMBER, date_reader, is_cell_kind, number_and_unit, order_of
 from ..sources.columns import read_declared

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, check_known, list_names, one_line
+from fusionzoo.ground.cells import fold
 from fusionzoo.structures import KINDS
 
 from ..media.arrays import DIMENSIONS, find_item

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import explained
 from fusionzoo.files import cache_root, make_cache_folder, replacing
+from fusionzoo.ground.cells import fold
 from fusionzoo.structures import KINDS
 
 from ..media.formats import SUFFIXES

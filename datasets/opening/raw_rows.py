@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import fold
 
 from ..media.decode import decode
 from ..media.ranges import range_of

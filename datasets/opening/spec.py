@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fusionzoo.console import print_table
+from fusionzoo.ground.console import print_table
 
 from ..tables.provenance import LoadedTable
 from .naming import IN_MEMORY, resolve_name, settings_of

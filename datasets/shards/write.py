@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import replacing, sha256_of, write_json, write_text
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.progress import progress_bar
 
 from ..tables.arrow import plain_column
 from ..tables.hugging_face import LIBRARY, undecoded_stream

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.resampling import resampler
+from fusionzoo.ground.resampling import resampler
 
 from ..media.audio import Segment, is_video
 from ..media.decode import decode

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, located
+from fusionzoo.ground.cells import fold
 
 from ..media.arrays import (
     NUMBERS,

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.ground.cells import fold
 
 from ..media.arrays import NUMBERS, WORDS, array_names, hdf5, is_stored_elsewhere, open_array
 from ..media.budgets import check_expansion

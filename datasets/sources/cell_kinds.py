@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.cells import DATE_PARTS, EPOCH, is_number
-from fusionzoo.cells import NUMBER as NUMBER_PATTERN
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import DATE_PARTS, EPOCH, is_number
+from fusionzoo.ground.cells import NUMBER as NUMBER_PATTERN
 
 from ..tables.arrow import ArrowColumn, flat
 

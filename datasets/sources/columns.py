@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fusionzoo.cells import Cell, fold, read_cells
 from fusionzoo.errors import FusionZooError, check_known, explained, located, one_line
+from fusionzoo.ground.cells import Cell, fold, read_cells
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import (
     join_vector,

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import fold
 from fusionzoo.targets import decimal_hint, read_list
 
 from ..media.arrays import DIMENSIONS, find_item

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError, explained, list_names
+from fusionzoo.ground.cells import fold
 from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings

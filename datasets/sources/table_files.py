@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, check_known, did_you_mean, explained
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 
 from ..media.budgets import check_budget, check_expansion
 from ..tables.arrow import check_unicode

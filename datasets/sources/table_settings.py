@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import fold
 
 from ..join import How
 from ..tables.splits import SHARES

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fusionzoo.cells import fold
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import fold
 
 from .arrow import plain_column
 

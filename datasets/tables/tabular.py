@@ -11,8 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.cells import EPOCH, category_of, date_of, fold, is_number, read_cell, read_cells
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import (
+    EPOCH,
+    category_of,
+    date_of,
+    fold,
+    is_number,
+    read_cell,
+    read_cells,
+)
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
 from .arrow import ArrowColumn, flat

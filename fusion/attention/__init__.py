@@ -1,5 +1,5 @@
 """Attention fusions, one module each; importing this package registers them all."""
 
-from fusionzoo.registry import import_siblings
+from fusionzoo.ground.registry import import_siblings
 
 import_siblings(__path__, __name__)

@@ -16,10 +16,10 @@ from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.data import Data, configure
-from fusionzoo.memory import keep_freed_memory
-from fusionzoo.plugins import load_plugins
+from fusionzoo.machine.memory import keep_freed_memory
 
 from .bench import GOES_ON, Bench, open_bench, tuning_trials
 from .executors import OutOfTimeError, check_main_module, start_server

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import torch
 
 from fusionzoo.config import BenchmarkConfig
-from fusionzoo.devices import num_cores
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.memory import keep_freed_memory
-from fusionzoo.plugins import absolute, load_plugins
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.plugins import absolute, load_plugins
+from fusionzoo.ground.progress import progress_bar
+from fusionzoo.machine.devices import num_cores
+from fusionzoo.machine.memory import keep_freed_memory
 
 S = TypeVar("S")  # shared by all pieces; sent once to each process
 P = TypeVar("P")  # a piece

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fusionzoo.config import BenchmarkConfig, split_name
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.devices import seed_everything
 from fusionzoo.encoders import Encoder, create_encoder, shared_checkpoints
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
@@ -24,9 +23,10 @@ from fusionzoo.features.cache import feature_cache
 from fusionzoo.features.encode import Compute, describe, encode, fingerprint, key_of
 from fusionzoo.files import cache_root, make_cache_folder
 from fusionzoo.fusion import create_fusion
-from fusionzoo.model import FusionModel
-from fusionzoo.plugins import code_digest
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.plugins import code_digest
+from fusionzoo.ground.progress import progress_bar
+from fusionzoo.machine.devices import seed_everything
+from fusionzoo.models.fusion_model import FusionModel
 from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders

@@ -24,7 +24,7 @@ from fusionzoo.evaluation.statistics import by_group
 from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
-from fusionzoo.plugins import code_digest, file_digest, load_plugins
+from fusionzoo.ground.plugins import code_digest, file_digest, load_plugins
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import kind_of
 from fusionzoo.training.balance import BALANCE

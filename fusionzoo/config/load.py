@@ -12,10 +12,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusionzoo.console import command_line, quiet_pipe
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.files import write_text
-from fusionzoo.plugins import plugin_list
+from fusionzoo.ground.console import command_line, quiet_pipe
+from fusionzoo.ground.plugins import plugin_list
 
 from .flags import (
     NO,
@@ -405,7 +405,7 @@ def run_command(
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        from fusionzoo.devices import is_out_of_memory
+        from fusionzoo.machine.devices import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

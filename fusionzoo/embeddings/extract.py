@@ -18,13 +18,13 @@ from torch import Tensor
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.devices import GPUS, is_out_of_memory
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.encode import key_of, weights_hash
 from fusionzoo.features.frozen import FrozenFeatures, stored_features
+from fusionzoo.ground.plugins import code_digest
 from fusionzoo.inputs.identity import data_identity
-from fusionzoo.model import FusionModel
-from fusionzoo.plugins import code_digest
+from fusionzoo.machine.devices import GPUS, is_out_of_memory
+from fusionzoo.models.fusion_model import FusionModel
 from fusionzoo.structures import Batch, FusionOutput, check_finite, evaluating
 from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch

@@ -15,7 +15,7 @@ import numpy as np
 
 from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.files import replacing
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 from fusionzoo.targets import STANDARD
 
 C = TypeVar("C", bound=Callable[..., Any])

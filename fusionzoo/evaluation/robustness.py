@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusionzoo.cells import Cell, is_number
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.encoders.augment import make_typo
 from fusionzoo.errors import FusionZooError, check_known
-from fusionzoo.plugins import definition_of
+from fusionzoo.ground.cells import Cell, is_number
+from fusionzoo.ground.plugins import definition_of
 from fusionzoo.structures import KINDS, Audio, Sample, seed_of
 
 Cells = Mapping[str, Cell]

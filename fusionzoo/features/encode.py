@@ -26,8 +26,8 @@ from fusionzoo.datasets.media.ranges import range_of
 from fusionzoo.datasets.tables.table import check_unedited
 from fusionzoo.encoders import Encoder, Processor
 from fusionzoo.errors import FusionZooError
-from fusionzoo.plugins import code_digest
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.plugins import code_digest
+from fusionzoo.ground.progress import progress_bar
 from fusionzoo.structures import Audio, Batch, Features
 
 FORMAT = 6  # of an entry; also raised when an encoder or processor computes something else

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fusionzoo.cells import whole_dates
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.ground.cells import whole_dates
 from fusionzoo.structures import Clip
 
 SIDE = 160  # pixels of a thumbnail's longer side

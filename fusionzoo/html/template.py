@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from fusionzoo.cells import without_formulas
 from fusionzoo.errors import explained
+from fusionzoo.ground.cells import without_formulas
 
 # Signs that turn the direction of what follows them: 95 % would read 59 %.
 DIRECTIONS = dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])

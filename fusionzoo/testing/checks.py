@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusionzoo.plugins import import_class, is_reference
-from fusionzoo.registry import Registry
+from fusionzoo.ground.plugins import import_class, is_reference
+from fusionzoo.ground.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn

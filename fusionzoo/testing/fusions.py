@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.graphs import (
+from fusionzoo.machine.graphs import (
     TOLERANCE,
     difference,
     export_program,

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fusionzoo.errors import FusionZooError, check_choice, check_known
-from fusionzoo.plugins import definition_of
+from fusionzoo.ground.plugins import definition_of
 
 from .checks import Checks, describe
 
@@ -156,7 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Check the component; return 0 if every check passes."""
     from fusionzoo.config.flags import parse_flags
-    from fusionzoo.plugins import load_plugins
+    from fusionzoo.ground.plugins import load_plugins
 
     load_plugins(parsed.plugins)
     kind = next((kind for kind in KINDS if getattr(parsed, kind)), "fusion")

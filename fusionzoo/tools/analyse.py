@@ -17,7 +17,6 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import TARGET, Count, option
-from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
@@ -29,8 +28,9 @@ from fusionzoo.evaluation.pid import (
 from fusionzoo.evaluation.pid_probes import decompose_data
 from fusionzoo.features.cache import load_features
 from fusionzoo.files import write_json
+from fusionzoo.ground.console import print_table
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run, required
-from fusionzoo.plugins import load_plugins
 from fusionzoo.tools.data_convert import PLUGINS
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.zoo.cards import show_data_settings

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
-from fusionzoo.console import command_line
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
-from fusionzoo.plugins import load_plugins
+from fusionzoo.ground.console import command_line
+from fusionzoo.ground.plugins import load_plugins
 
 HELP = """
 Turn a data set into shards: `fusionzoo data convert my.csv shards/ --prepare`.

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fusionzoo.cells import read_cell
 from fusionzoo.datasets.sources.pickle_files import Array, plain, read_pickle
 from fusionzoo.datasets.tables.provenance import with_kinds
 from fusionzoo.datasets.tables.splits import SPLITS, USUAL_NAMES
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import replacing_folder
+from fusionzoo.ground.cells import read_cell
 
 ID_KEYS = ("id", "ids", "ID")
 TOKENS = {"text_bert": "token ids of BERT, no features"}

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fusionzoo.encoders.tabular import TabM
 from fusionzoo.encoders.vector import VectorIdentity
 from fusionzoo.evaluation.measure import Answers
-from fusionzoo.fsdp import sharded
 from fusionzoo.fusion.late.late_mean import LateMean
-from fusionzoo.model import FusionModel
+from fusionzoo.machine.fsdp import sharded
+from fusionzoo.models.fusion_model import FusionModel
 
 from .fitted.linear import LinearMap
 from .multitask import Tasks

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.devices import same_randomness
-from fusionzoo.model import FusionModel, UnimodalHeads
+from fusionzoo.machine.devices import same_randomness
+from fusionzoo.models.fusion_model import FusionModel, UnimodalHeads
 from fusionzoo.structures import (
     Batch,
     Features,

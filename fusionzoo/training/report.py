@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from fusionzoo.confidence import Calibration
 from fusionzoo.config import RunConfig
-from fusionzoo.console import command_line
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.devices import same_randomness
-from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.evaluation.measure import POSITIVE, WEIGHTED_BY, Answers, terms
 from fusionzoo.evaluation.statistics import effective_size, share_interval
 from fusionzoo.files import whole_lines, write_json
-from fusionzoo.fsdp import full_state_dict, sharded
-from fusionzoo.loading import load
-from fusionzoo.model import FusionModel
-from fusionzoo.plugins import plugin_list
+from fusionzoo.ground.console import command_line
+from fusionzoo.ground.plugins import plugin_list
+from fusionzoo.machine.devices import same_randomness
+from fusionzoo.machine.distributed import from_main, gather
+from fusionzoo.machine.fsdp import full_state_dict, sharded
+from fusionzoo.models.confidence import Calibration
+from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.models.loading import load
+from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
 from fusionzoo.structures import Batch
-from fusionzoo.trained_on import Row, RunResults, TrainedOn
 
 from .calibrate import calibratable, calibrate, calibration_rows, measure
 from .checkpoint import State

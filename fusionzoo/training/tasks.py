@@ -22,7 +22,7 @@ from fusionzoo.evaluation.metrics import (
     row_mean,
     takes_weights,
 )
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 from fusionzoo.targets import Level, Number, Target, kind_of
 
 NO_TARGET = "none"  # the kind of target of an objective that reads no labels

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed import World, broadcast_from_main, gather, total, wrap
-from fusionzoo.fsdp import sharded
-from fusionzoo.memory import Heap
+from fusionzoo.machine.distributed import World, broadcast_from_main, gather, total, wrap
+from fusionzoo.machine.fsdp import sharded
+from fusionzoo.machine.memory import Heap
 from fusionzoo.structures import (
     FIRST_STEP,
     Batch,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any
 
-from fusionzoo.console import print_columns
-from fusionzoo.registry import Entry, sections, settings_class
+from fusionzoo.ground.console import print_columns
+from fusionzoo.ground.registry import Entry, sections, settings_class
 
 FAMILIES = ("early", "late", "attention", "hybrid")
 BALANCE_FAMILIES = {  # what a training strategy changes

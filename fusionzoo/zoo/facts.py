@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.errors import check_known
-from fusionzoo.plugins import installed_plugins, load_plugins, plugin_list
+from fusionzoo.ground.plugins import installed_plugins, load_plugins, plugin_list
 
 from .cards import BalanceCard, Card, EncoderCard, SettingCard
 

@@ -22,7 +22,7 @@ from fusionzoo.datasets.media.budgets import BUDGETS
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
-from fusionzoo.resampling import resampler
+from fusionzoo.ground.resampling import resampler
 from fusionzoo.structures import Audio
 from helpers.memory import at_most
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo.cells import whole_dates
 from fusionzoo.datasets.opening.as_trained import complete_for_model
 from fusionzoo.datasets.opening.complete import complete
 from fusionzoo.datasets.opening.spec import DataSpec
@@ -23,6 +22,7 @@ from fusionzoo.datasets.sources.infer import find_column, target_kind, tells_alo
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.provenance import LoadedTable
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.cells import whole_dates
 
 N = 60
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.encoders.audio import SILENCE, LogMel
-from fusionzoo.resampling import resampler
+from fusionzoo.ground.resampling import resampler
 
 # Of torchaudio 2.11.0 with torch 2.11.0 on `chirp`: every 997th sample at the new rate of
 # `transforms.Resample`, and every 499th power of `transforms.MelSpectrogram`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fusionzoo as fz
-from fusionzoo.resampling import resampler
+from fusionzoo.ground.resampling import resampler
 from fusionzoo.structures import Sample
 
 

@@ -19,12 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MODEL = ("fusionzoo/model.py", "fusionzoo/structures.py", "encoders", "datasets", "fusion")
-TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed.py")
+MODEL = (
+    "fusionzoo/models/fusion_model.py",
+    "fusionzoo/structures.py",
+    "encoders",
+    "datasets",
+    "fusion",
+)
+TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/machine/distributed.py")
 BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
-READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/loading.py")
-READING += ("fusionzoo/model_folder.py",)
+READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/models/loading.py")
+READING += ("fusionzoo/models/folder.py",)
 SHARED = ("perf/_cells.py",)
 
 
@@ -95,7 +101,9 @@ TABLES = (
     script("default", ("perf/_autogluon_fit.py", *TRAINING, "encoders/tabular.py")),
     script("encoder_costs", ("encoders", "datasets/collate.py")),
     script("encoders", ("perf/_tiny_checkpoints.py", "fusionzoo/testing/encoders.py", "encoders")),
-    script("export", ("fusionzoo/tools/export", "fusionzoo/graphs.py", "fusion", "encoders")),
+    script(
+        "export", ("fusionzoo/tools/export", "fusionzoo/machine/graphs.py", "fusion", "encoders")
+    ),
     script("hostile", ("perf/_hostile", *READING)),
     script("inference", ("fusionzoo/tools/export", *MODEL)),
     script("fusions", ("fusion", "fusionzoo/evaluation/cost.py")),
@@ -107,7 +115,7 @@ TABLES = (
     Table(
         "papers.csv",
         "python perf/papers.py",  # the papers' data files in runs/papers-data
-        ("perf/papers.py", "configs/papers", "fusionzoo/scripts/reproduce.py", *TRAINING),
+        ("perf/papers.py", "configs/papers", "fusionzoo/tools/reproduce.py", *TRAINING),
         "runs/papers",
     ),
     Table(

@@ -20,16 +20,16 @@ from PIL import Image
 
 import fusionzoo as fz
 from fusionzoo.cli import main
-from fusionzoo.confidence import Calibration, TargetCalibration
 from fusionzoo.datasets.media.decode import decode_image
 from fusionzoo.errors import FusionZooError
-from fusionzoo.model import FusionModel, create_model
+from fusionzoo.models.confidence import Calibration, TargetCalibration
+from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.models.trained_on import TrainedOn, hash_texts
 from fusionzoo.targets import AnyOf, Number, OneOf
 from fusionzoo.tools.export import web
 from fusionzoo.tools.export.export import export
 from fusionzoo.tools.export.folder import example
 from fusionzoo.tools.export.preprocess import describe
-from fusionzoo.trained_on import TrainedOn, hash_texts
 from helpers.serving import serving
 
 requests = pytest.importorskip("requests")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fusionzoo.encoders import create_encoder
-from fusionzoo.memory import Heap
+from fusionzoo.machine.memory import Heap
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"pretrained": False, "size": 32}

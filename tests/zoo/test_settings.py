@@ -15,7 +15,7 @@ from fusionzoo.datasets.base import SharedSettings
 from fusionzoo.datasets.sources.table_settings import TableSettings
 from fusionzoo.encoders import ENCODERS, create_encoder
 from fusionzoo.fusion import FUSIONS
-from fusionzoo.registry import SECTIONS, settings_class
+from fusionzoo.ground.registry import SECTIONS, settings_class
 from fusionzoo.training.balance import BALANCE, Balance
 from fusionzoo.training.tasks import OBJECTIVES
 from fusionzoo.zoo.cards import described_settings, settings_block

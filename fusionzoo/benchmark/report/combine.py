@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fusionzoo.console import print_table
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import write_files
+from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusionzoo.console import print_table
 from fusionzoo.datasets.opening.naming import data_title
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.evaluation.calibration import risk_coverage
@@ -20,6 +19,7 @@ from fusionzoo.evaluation.measure import WEIGHTED_BY, weighted_by
 from fusionzoo.evaluation.metrics import metric_name
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.files import write_files
+from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import Table, template
 from fusionzoo.version import __version__
 

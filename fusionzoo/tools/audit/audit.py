@@ -12,12 +12,12 @@ from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import TARGET, Count, option
-from fusionzoo.console import print_table
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.tables.paths import Refusal, collecting
 from fusionzoo.files import write_json
-from fusionzoo.plugins import load_plugins
+from fusionzoo.ground.console import print_table
+from fusionzoo.ground.plugins import load_plugins
 
 from ..data_convert import PLUGINS
 from .checks import (

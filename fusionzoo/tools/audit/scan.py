@@ -21,7 +21,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.tables.paths import Refusal
 from fusionzoo.datasets.tables.provenance import RowNumbers
 from fusionzoo.errors import FusionZooError, one_line
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.progress import progress_bar
 from fusionzoo.structures import Clip
 
 GRID = 16  # cells per side of an image's fingerprint

@@ -14,17 +14,17 @@ from fusionzoo.config import PredictConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, ModelUse, option
-from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.collate import collate_items, prepare
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
+from fusionzoo.ground.console import print_table
+from fusionzoo.ground.plugins import load_plugins
+from fusionzoo.ground.progress import progress_bar
 from fusionzoo.inference import data_settings_of, encode_batches, open_data, open_model
 from fusionzoo.inputs.data import Data, configure
-from fusionzoo.model import FusionModel, encode_rows
-from fusionzoo.plugins import load_plugins
-from fusionzoo.progress import progress_bar
-from fusionzoo.standardise import standardise
+from fusionzoo.models.fusion_model import FusionModel, encode_rows
+from fusionzoo.models.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
 from fusionzoo.training.report import Run
 

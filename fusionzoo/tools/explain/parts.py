@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.plugins import definition_of
+from fusionzoo.ground.plugins import definition_of
 from fusionzoo.structures import KINDS, Audio, Clip
 
 LONG = 4.0  # seconds of a clip whose stretches are seconds

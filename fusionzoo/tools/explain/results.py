@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.cells import without_formulas
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import replacing, write_json, write_text
+from fusionzoo.ground.cells import without_formulas
 from fusionzoo.html.template import template
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words

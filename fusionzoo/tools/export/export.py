@@ -15,11 +15,11 @@ from fusionzoo.config.load import from_settings, run_command
 from fusionzoo.config.schema import option
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.files import replacing_folder
-from fusionzoo.graphs import quiet, require_onnx
-from fusionzoo.loading import load
-from fusionzoo.model import FusionModel
-from fusionzoo.model_folder import NAME as DIGESTS
-from fusionzoo.model_folder import write_digests
+from fusionzoo.machine.graphs import quiet, require_onnx
+from fusionzoo.models.folder import NAME as DIGESTS
+from fusionzoo.models.folder import write_digests
+from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.models.loading import load
 from fusionzoo.structures import evaluating
 from fusionzoo.training.report import Run
 

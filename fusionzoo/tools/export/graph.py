@@ -18,7 +18,7 @@ from fusionzoo.datasets.collate import prepare
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.tabular import Numbers, TabularEncoder
 from fusionzoo.errors import FusionZooError, explained, located
-from fusionzoo.graphs import (
+from fusionzoo.machine.graphs import (
     TOLERANCE,
     difference,
     export_program,
@@ -26,8 +26,8 @@ from fusionzoo.graphs import (
     open_session,
     run_session,
 )
-from fusionzoo.model import FusionModel, hide_absent
-from fusionzoo.standardise import standardise
+from fusionzoo.models.fusion_model import FusionModel, hide_absent
+from fusionzoo.models.standardise import standardise
 from fusionzoo.structures import (
     ITEM_COUNTS,
     Audio,

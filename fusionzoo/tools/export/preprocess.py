@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.cells import DATE_PARTS, fold
-from fusionzoo.cells import NUMBER as NUMBER_PATTERN
 from fusionzoo.datasets.media.ranges import range_of
 from fusionzoo.datasets.opening.raw_rows import cell_settings
 from fusionzoo.datasets.sources.cell_kinds import DATE, NUMBER, date_patterns, number_patterns
@@ -21,7 +19,9 @@ from fusionzoo.encoders.tabular import Numbers, TabularProcessor, read_columns
 from fusionzoo.encoders.text import BytesProcessor, TokenizerProcessor
 from fusionzoo.encoders.vector import SequenceProcessor, VectorProcessor
 from fusionzoo.errors import FusionZooError
-from fusionzoo.resampling import ROLL_OFF, ZERO_CROSSINGS
+from fusionzoo.ground.cells import DATE_PARTS, fold
+from fusionzoo.ground.cells import NUMBER as NUMBER_PATTERN
+from fusionzoo.ground.resampling import ROLL_OFF, ZERO_CROSSINGS
 
 TOKENIZER = "tokenizer.json"
 OWN = "own"  # a processor that no other program can rebuild
@@ -96,7 +96,7 @@ def _wave(processor: WaveProcessor, encoder: Any, folder: Path) -> dict[str, Any
         "most": round(processor.longest * processor.rate),  # samples; of a longer clip the middle
         "least": processor.least,
         "peak": PEAK,
-        "resampling": "sinc times cos^2, as in fusionzoo/resampling.py and torchaudio",
+        "resampling": "sinc times cos^2, as in fusionzoo/ground/resampling.py and torchaudio",
         "zero_crossings": ZERO_CROSSINGS,
         "roll_off": ROLL_OFF,
     }

@@ -10,23 +10,23 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from fusionzoo import loading
-from fusionzoo.answering import Answering
-from fusionzoo.confidence import Calibration
 from fusionzoo.config import PredictConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import read_json_object
-from fusionzoo.graphs import open_session, require_onnx, run_session
-from fusionzoo.model import FusionModel
-from fusionzoo.model_folder import check_listed
-from fusionzoo.plugins import load_plugins
-from fusionzoo.progress import progress_bar
+from fusionzoo.ground.plugins import load_plugins
+from fusionzoo.ground.progress import progress_bar
+from fusionzoo.machine.graphs import open_session, require_onnx, run_session
+from fusionzoo.models import loading
+from fusionzoo.models.answering import Answering
+from fusionzoo.models.confidence import Calibration
+from fusionzoo.models.folder import check_listed
+from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.models.trained_on import TrainedOn, as_trained
 from fusionzoo.structures import Batch, check_finite
 from fusionzoo.targets import from_spec
-from fusionzoo.trained_on import TrainedOn, as_trained
 
 from .graph import Inputs, by_name, plain_inputs
 from .preprocess import build

@@ -12,17 +12,17 @@ from fusionzoo.config import EvaluateConfig, read_yaml
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import ModelUse, option
-from fusionzoo.console import print_table
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors, one_line
 from fusionzoo.files import write_text
+from fusionzoo.ground.console import print_table
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.html.samples import MAX_CHARACTERS, PLAYED, SIDE
 from fusionzoo.html.template import template
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs.data import Data, configure
-from fusionzoo.model import FusionModel
-from fusionzoo.plugins import load_plugins
+from fusionzoo.models.fusion_model import FusionModel
 from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__

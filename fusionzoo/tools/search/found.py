@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusionzoo.console import print_table
 from fusionzoo.files import write_text
+from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import template
 from fusionzoo.version import __version__
 

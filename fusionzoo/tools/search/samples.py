@@ -13,8 +13,8 @@ from fusionzoo.datasets.media.arrays import ArrayItem
 from fusionzoo.datasets.opening.naming import IN_MEMORY
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.html.samples import show_sample
-from fusionzoo.plugins import load_plugins
 
 from .vectors import VectorFile
 

@@ -17,8 +17,8 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
-from fusionzoo.model import FusionModel
-from fusionzoo.plugins import load_plugins
+from fusionzoo.ground.plugins import load_plugins
+from fusionzoo.models.fusion_model import FusionModel
 
 from .found import Found, Hit, print_found
 from .query import (

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fusionzoo.config import from_settings
 from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import THRESHOLD, THRESHOLDS, Between, Count, option
-from fusionzoo.devices import pick_device
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.loading import load
-from fusionzoo.model import FusionModel
+from fusionzoo.machine.devices import pick_device
+from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.models.loading import load
 from fusionzoo.tools.search.search import Searcher
 
 if TYPE_CHECKING:

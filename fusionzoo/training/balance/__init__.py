@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from fusionzoo.registry import import_siblings
+from fusionzoo.ground.registry import import_siblings
 
 from .base import (
     BALANCE,

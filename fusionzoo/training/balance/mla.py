@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.fsdp import full_tensor, shard_like
+from fusionzoo.machine.fsdp import full_tensor, shard_like
 from fusionzoo.structures import Batch, StepContext
 
 from ._shared import BatchSum

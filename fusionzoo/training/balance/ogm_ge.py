@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.fsdp import full_tensor, shard_like
 from fusionzoo.fusion import Fusion
+from fusionzoo.machine.fsdp import full_tensor, shard_like
 from fusionzoo.structures import Features, StepContext, evaluating
 
 from ._shared import BatchSum, mean_of_sums, sums_of_rows

@@ -15,24 +15,24 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fusionzoo.confidence import Calibration
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, explained, located
-from fusionzoo.hub import download, is_repository
-from fusionzoo.model import FusionModel, Raw, build_heads, create_model
-from fusionzoo.model_card import edited_readme
-from fusionzoo.model_folder import (
+from fusionzoo.ground.plugins import imports_forbidden, load_plugins
+from fusionzoo.models.card import edited_readme
+from fusionzoo.models.confidence import Calibration
+from fusionzoo.models.folder import (
     FolderConfig,
     check_digests,
     check_wrapped,
     read_config,
     why_not_built,
 )
-from fusionzoo.plugins import imports_forbidden, load_plugins
-from fusionzoo.standardise import Standardise
+from fusionzoo.models.fusion_model import FusionModel, Raw, build_heads, create_model
+from fusionzoo.models.hub import download, is_repository
+from fusionzoo.models.standardise import Standardise
+from fusionzoo.models.trained_on import TrainedOn
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
-from fusionzoo.trained_on import TrainedOn
 
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth

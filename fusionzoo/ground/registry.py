@@ -13,7 +13,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
-from .errors import FusionZooError, check_known, did_you_mean
+from fusionzoo.errors import FusionZooError, check_known, did_you_mean
+
 from .plugins import definition_of, import_class, is_reference, load_installed
 
 if TYPE_CHECKING:

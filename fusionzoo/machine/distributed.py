@@ -148,7 +148,7 @@ def wrap(
             raise FusionZooError("--dist.sync_batchnorm shares statistics between GPUs only")
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     if cfg.strategy == "fsdp":
-        from fusionzoo.fsdp import shard
+        from fusionzoo.machine.fsdp import shard
 
         return shard(module, world.device, amp)
     ids = [world.device.index] if world.device.type == "cuda" else None

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fusionzoo.answering import Answering, RawSamples
-from fusionzoo.confidence import Calibration
 from fusionzoo.config import split_name
 from fusionzoo.encoders import Encoder, adopt, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, as_keywords
@@ -23,9 +21,12 @@ from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.fusion.late.ensemble import Ensemble
-from fusionzoo.hub import push
-from fusionzoo.model_card import card_text, write_card
-from fusionzoo.model_folder import FORMAT, files_of_model, public_spec, sources, write_digests
+from fusionzoo.models.answering import Answering, RawSamples
+from fusionzoo.models.card import card_text, write_card
+from fusionzoo.models.confidence import Calibration
+from fusionzoo.models.folder import FORMAT, files_of_model, public_spec, sources, write_digests
+from fusionzoo.models.hub import push
+from fusionzoo.models.trained_on import TrainedOn, as_trained
 from fusionzoo.structures import (
     Batch,
     Features,
@@ -37,7 +38,6 @@ from fusionzoo.structures import (
     to_device,
 )
 from fusionzoo.targets import Target, from_spec
-from fusionzoo.trained_on import TrainedOn, as_trained
 from fusionzoo.version import __version__
 
 from .standardise import Standardise, standardise

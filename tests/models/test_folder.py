@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.errors import FusionZooError
-from fusionzoo.loading import _check_finite
-from fusionzoo.model import FusionModel, UnimodalHeads, create_model
-from fusionzoo.model_folder import FORMAT, files_of_model, write_digests
-from fusionzoo.standardise import Standardise
+from fusionzoo.models.folder import FORMAT, files_of_model, write_digests
+from fusionzoo.models.fusion_model import FusionModel, UnimodalHeads, create_model
+from fusionzoo.models.loading import _check_finite
+from fusionzoo.models.standardise import Standardise
+from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
 from fusionzoo.targets import Level, Number, OneOf
-from fusionzoo.trained_on import Row, RunResults, TrainedOn
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}
 ENCODERS: dict[str, dict[str, dict[str, Any]]] = {
@@ -333,7 +333,7 @@ def test_a_folder_of_an_earlier_version_loads_and_says_that_it_is_unchecked(
 
 
 # What model-0.1.0 says of a photo was recorded again when images came to be resized as timm does.
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDERS = sorted(FIXTURES.glob("model-*"))
 TRAINED = sorted(FIXTURES.glob("trained-*"))
 OLDER: dict[str, dict[str, Any]] = {

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo import plugins
 from fusionzoo.cli import main
 from fusionzoo.config import read_yaml
 from fusionzoo.encoders import ENCODERS
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import FUSIONS, Fusion
-from fusionzoo.plugins import load_plugins
+from fusionzoo.ground import plugins
+from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training.balance import Balance
@@ -119,7 +119,7 @@ class Loose(OwnWords):
     """Not registered."""
 '''
 DIMS = {"a": 4, "b": 6}
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ["--data", "own_pairs", "--fusion", "own_sum", "--fusion.dim", "8"]
 RUN = [*TINY, "--train.epochs", "1", "--log", "none"]
 EVIL = "from pathlib import Path\nPath({!r}).touch()\nfrom fusionzoo.fusion.early.gmu import GMU\n"
@@ -230,7 +230,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> No
     about = folder / "own_package-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("\n".join(["[fusionzoo.plugins]", *points]))
+    (about / "entry_points.txt").write_text("\n".join(["[fusionzoo.ground.plugins]", *points]))
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
@@ -436,8 +436,8 @@ def test_no_code_that_a_model_folder_names_is_ever_run(
 
 def embed_of(folder: Path, tmp_path: Path) -> None:
     from fusionzoo.config import EmbedConfig
-    from fusionzoo.distributed import World
     from fusionzoo.embeddings.run import embed as write
+    from fusionzoo.machine.distributed import World
 
     data = {"name": "digits", "modalities": "text"}
     write(EmbedConfig(model=str(folder), data=data, out=str(tmp_path / "e.parquet")), World())

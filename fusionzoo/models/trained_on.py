@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cells import category_of, read_cell
-from .datasets import PairedDataset
-from .datasets.tables.provenance import MANY_OF, TYPES
-from .errors import FusionZooError, one_line
-from .files import replacing_tensors, without_folders
-from .structures import Labels, Prediction
+from fusionzoo.datasets import PairedDataset
+from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.files import replacing_tensors, without_folders
+from fusionzoo.ground.cells import category_of, read_cell
+from fusionzoo.structures import Labels, Prediction
 
 NAME = "trained_on.safetensors"
 SEEN = "seen_in_training"  # key of counts by split, and column of predictions

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from fusionzoo import progress
-from fusionzoo.progress import LogBar, NotebookBar, progress_bar
+from fusionzoo.ground import progress
+from fusionzoo.ground.progress import LogBar, NotebookBar, progress_bar
 from helpers.python import run_python
 
 

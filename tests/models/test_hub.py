@@ -16,12 +16,12 @@ import yaml
 
 import fusionzoo
 import fusionzoo as fz
-from fusionzoo.hub import is_repository
-from fusionzoo.model import FusionModel, create_model
-from fusionzoo.trained_on import Row, RunResults, TrainedOn
+from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.models.hub import is_repository
+from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
 from helpers import tiny_models
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SIDE = ["config.json", "digests.json"]
 
 

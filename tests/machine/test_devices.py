@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from fusionzoo import structures
 from fusionzoo.config import DistConfig
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.devices import (
+from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.devices import (
     gpu_random_state,
     is_out_of_memory,
     num_cores,
@@ -23,8 +24,7 @@ from fusionzoo.devices import (
     same_randomness,
     set_gpu_random_state,
 )
-from fusionzoo.distributed import process_group
-from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import process_group
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective

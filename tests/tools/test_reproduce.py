@@ -17,8 +17,8 @@ import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.config.flags import papers, recipes
 from fusionzoo.fusion import list_fusions
-from fusionzoo.scripts import reproduce as module
-from fusionzoo.scripts.reproduce import compare, read_paper, run_settings
+from fusionzoo.tools import reproduce as module
+from fusionzoo.tools.reproduce import compare, read_paper, run_settings
 from fusionzoo.training.report import Run
 
 FILE = "views.mat"

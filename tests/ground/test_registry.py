@@ -16,7 +16,7 @@ from fusionzoo.encoders.vector import VectorIdentity
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import METRICS
 from fusionzoo.fusion import FUSIONS, Fusion, FusionEntry
-from fusionzoo.registry import Entry, Registry
+from fusionzoo.ground.registry import Entry, Registry
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import choose_encoders
 from fusionzoo.training.tasks import OBJECTIVES

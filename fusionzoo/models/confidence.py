@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import FusionZooError, check_known, first_problem, one_line
-from .files import write_json
-from .structures import Labels, Prediction
-from .targets import AnyOf, OneOf, Target, decode
+from fusionzoo.errors import FusionZooError, check_known, first_problem, one_line
+from fusionzoo.files import write_json
+from fusionzoo.structures import Labels, Prediction
+from fusionzoo.targets import AnyOf, OneOf, Target, decode
 
 NAME = "calibration.json"
 MAX_BYTES = 1 << 26

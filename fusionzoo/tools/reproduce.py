@@ -21,9 +21,9 @@ from fusionzoo.config import RunConfig, from_tree, read_yaml
 from fusionzoo.config.flags import Tree, papers
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import Count, option
-from fusionzoo.console import command_line, print_table
 from fusionzoo.errors import FusionZooError, did_you_mean, first_problem, keyword_errors, located
 from fusionzoo.files import write_json
+from fusionzoo.ground.console import command_line, print_table
 from fusionzoo.training.run import train
 
 SEEDS = 5  # trainings, where nobody ran the authors' code
@@ -342,8 +342,8 @@ def _claim(out: Path, paper: Paper) -> None:
 
 def _train_seed(cfg: RunConfig, folder: Path) -> tuple[Mapping[str, Any], int]:
     """Return a seed's metrics, trained unless it is finished, and the exit code of a training."""
-    from fusionzoo.distributed import process_group
-    from fusionzoo.memory import keep_freed_memory
+    from fusionzoo.machine.distributed import process_group
+    from fusionzoo.machine.memory import keep_freed_memory
     from fusionzoo.training.report import Run
 
     finished = Run(folder).metrics

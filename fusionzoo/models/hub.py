@@ -14,12 +14,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .errors import FusionZooError, one_line
-from .model_card import NAME as README
-from .model_card import is_unedited
-from .model_folder import OPTIONAL, REQUIRED, how_to_import, listed_files, read_config
-from .plugins import missing_plugins
-from .version import __version__
+from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.ground.plugins import missing_plugins
+from fusionzoo.version import __version__
+
+from .card import NAME as README
+from .card import is_unedited
+from .folder import OPTIONAL, REQUIRED, how_to_import, listed_files, read_config
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 TOP = (*REQUIRED, *OPTIONAL, "digests.json", README)

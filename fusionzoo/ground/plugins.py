@@ -20,8 +20,8 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-PLUGINS = "fusionzoo.plugins"  # the package of the modules of plugin files
-GROUP = "fusionzoo.plugins"  # of entry points
+PLUGINS = "fusionzoo.ground.plugins"  # the package of the modules of plugin files
+GROUP = "fusionzoo.ground.plugins"  # of entry points
 REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
 __path__: list[str] = []  # modules may lie below this one: `_PluginFinder` finds them
 _log = logging.getLogger("fusionzoo")
@@ -69,7 +69,7 @@ def file_digest(defined: Any) -> str:
 
 
 class _PluginFinder(MetaPathFinder):
-    """Find the package `fusionzoo.plugins.x<path in hex>`: the files of one folder.
+    """Find the package `fusionzoo.ground.plugins.x<path in hex>`: the files of one folder.
 
     The module of a plugin file says where the file is, so any process can import it by its name: a
     data loader's worker does when it unpickles an object of a plugin's class.
@@ -240,7 +240,7 @@ def _module_name(path: Path) -> str:
     """Return the name of a plugin file's module, which follows from its path.
 
     >>> _module_name(Path("/a/mine.py"))
-    'fusionzoo.plugins.x2f61.mine'
+    'fusionzoo.ground.plugins.x2f61.mine'
     """
     return f"{__name__}.x{str(path.parent).encode().hex()}.{path.stem}"
 

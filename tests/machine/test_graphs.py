@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from fusionzoo.graphs import difference, export_program
+from fusionzoo.machine.graphs import difference, export_program
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "fusion").rglob("*.py"), *(ROOT / "encoders").glob("*.py")])
 NO_GRAPH = {  # functions that no graph reaches
     *("__init__", "__call__", "collate"),  # building, and processors in the loader's workers

@@ -13,15 +13,15 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Len
 
-from .datasets.tables.table import refuse_name
-from .encoders import WRAPPED, Encoder
-from .errors import FusionZooError, check_known, explained, first_problem, one_line
-from .files import sha256_of, strict_json, without_folders, write_json
-from .fusion import Fusion
-from .plugins import missing_plugins, source_of
-from .structures import KINDS
-from .targets import Target, from_spec
-from .version import __version__
+from fusionzoo.datasets.tables.table import refuse_name
+from fusionzoo.encoders import WRAPPED, Encoder
+from fusionzoo.errors import FusionZooError, check_known, explained, first_problem, one_line
+from fusionzoo.files import sha256_of, strict_json, without_folders, write_json
+from fusionzoo.fusion import Fusion
+from fusionzoo.ground.plugins import missing_plugins, source_of
+from fusionzoo.structures import KINDS
+from fusionzoo.targets import Target, from_spec
+from fusionzoo.version import __version__
 
 # Of the model folder. Each format that was released is read for ever: a new number comes with code
 # that turns the old config.json into the new one, and tests/fixtures/ keeps a folder of each.

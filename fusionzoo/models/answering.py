@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
+from fusionzoo.errors import FusionZooError, check_known
+from fusionzoo.structures import Sample, check_finite
+from fusionzoo.targets import OneOf, Target, decode
+
 from .confidence import NAME as CALIBRATION
 from .confidence import Calibration, TargetCalibration
-from .errors import FusionZooError, check_known
-from .structures import Sample, check_finite
-from .targets import OneOf, Target, decode
 from .trained_on import TrainedOn
 
 if TYPE_CHECKING:
-    from .datasets import PairedDataset
+    from fusionzoo.datasets import PairedDataset
 
 
 class Answering:

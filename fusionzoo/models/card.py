@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import FusionZooError
-from .files import without_folders, write_text
-from .fusion import FUSIONS
-from .registry import sections
+from fusionzoo.errors import FusionZooError
+from fusionzoo.files import without_folders, write_text
+from fusionzoo.fusion import FUSIONS
+from fusionzoo.ground.registry import sections
+
 from .trained_on import RunResults, TrainedOn
 
 NAME = "README.md"

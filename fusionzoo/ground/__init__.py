@@ -1,0 +1,1 @@
+"""What all other rooms share: names, cells, plug-ins, progress, the console."""

@@ -1,0 +1,1 @@
+"""Processes and their groups, CPUs, GPUs, memory and graphs."""

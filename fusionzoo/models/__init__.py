@@ -1,0 +1,1 @@
+"""`FusionModel`: built, stored, loaded, and what it remembers."""
