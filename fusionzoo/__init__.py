@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fusionzoo.models.fusion_model import FusionModel as FusionModel
-    from fusionzoo.models.fusion_model import create_model as create_model
-    from fusionzoo.tools.reproduce import reproduce as reproduce
-
     from .api import analyse as analyse
     from .api import embed as embed
     from .api import evaluate as evaluate
@@ -34,10 +30,14 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .inputs.data import create_dataset as create_dataset
+    from .models.fusion_model import FusionModel as FusionModel
+    from .models.fusion_model import create_model as create_model
+    from .models.loading import list_models as list_models
     from .tools.data_convert import convert as convert
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
     from .tools.export.runtime import load as load
+    from .tools.reproduce import reproduce as reproduce
     from .tools.run_report.report import report as report
     from .tools.search.search import Searcher as Searcher
     from .tools.search.search import search as search
@@ -75,6 +75,7 @@ _HOME = {
     "list_fusions": "zoo.facts",
     "FusionModel": "models.fusion_model",
     "create_model": "models.fusion_model",
+    "list_models": "models.loading",
     "load": "tools.export.runtime",
     "Run": "training.report",
     "register": "api",

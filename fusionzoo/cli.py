@@ -174,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         "--layers", action="store_true", help="the names of an encoder's layers, for embed --layer"
     )
     info.set_defaults(run=_info)
+    models = actions.add_parser("models", help="trained models in the package, for load")
+    models.set_defaults(run=_list_trained)
     check = actions.add_parser("check", help="hold a component of any kind to its contract")
     runner.add_arguments(check)
     check.set_defaults(run=runner.run)
@@ -254,6 +256,26 @@ def _list_measured(data: str, names: Container[str]) -> None:
         " accuracy,\naveraged over shares of missing modalities from 0 to 0.9"
         f" (python perf/zoo.py {data})"
     )
+
+
+def _list_trained(parsed: argparse.Namespace) -> None:
+    """Print the models of the package, and what they reached given all or some modalities."""
+    from fusionzoo.models.loading import ZOO, list_models
+    from fusionzoo.models.trained_on import TrainedOn
+
+    lines = []
+    for name in list_models():
+        about = TrainedOn.load(ZOO / name)
+        assert about is not None and about.results is not None
+        megabytes = sum(path.stat().st_size for path in (ZOO / name).iterdir()) / 1e6
+        for row in about.results.rows:
+            figures = [f"{row.metrics[x][0]:.3f}" for x in ("accuracy", "macro_f1")]
+            given = ", ".join(row.given)
+            lines.append((name, about.settings["name"], f"{megabytes:.1f}", given, *figures))
+    header = ("name", "data", "MB", "given", "accuracy", "macro F1")
+    print_table("Trained models, on their test split", header, lines)
+    print(f"fusionzoo.load('{list_models()[0]}') reads one, and every command that takes a model")
+    print(f"cards with licence and recipe: {ZOO}")
 
 
 def _list_fusions(cards: Sequence[Card]) -> None:

@@ -34,6 +34,7 @@ from fusionzoo.models.trained_on import TrainedOn
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 
+ZOO = Path(__file__).parents[1] / "zoo" / "models"  # folders that the package holds
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
 LARGE = 16 * TENSOR  # elements from which on a tensor that is freed is given back
@@ -148,6 +149,11 @@ def _planned(
     return planned if isinstance(planned, torch.Tensor) else None
 
 
+def list_models() -> list[str]:
+    """Return the names of the trained models that the package holds, for `load`."""
+    return sorted(path.name for path in ZOO.iterdir())
+
+
 def load(
     folder: str | Path,
     device: str | torch.device = "cpu",
@@ -157,7 +163,8 @@ def load(
     revision: str | None = None,
     token: str | bool | None = None,
 ) -> FusionModel:
-    """Load a model folder, the model of a run folder, or `"owner/name"` of the Hugging Face Hub.
+    """Load a model folder, the model of a run folder, one of `list_models()`, or `"owner/name"` of
+    the Hugging Face Hub.
 
     A local folder needs no hub and no original settings; it comes first where both exist. Of a
     repository, `revision` is a branch, tag or commit, and `token` by default the one of `hf auth
@@ -177,11 +184,14 @@ def load(
             f"revision={revision!r} is for models of the Hub; {folder} is a folder"
         )
     folder = Path(folder)
+    if not folder.exists() and str(folder) in list_models():
+        folder = ZOO / folder
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (folder / "config.json").is_file():
         here = folder.parts[0] if len(folder.parts) == 2 and Path(folder.parts[0]).is_dir() else ""
         asked = f"; the Hub is not asked, as there is a folder {here!r}" if here else ""
         what = "it holds no config.json" if folder.is_dir() else f"there is no such folder{asked}"
+        what += "" if len(folder.parts) > 1 else f"; models of the zoo: {', '.join(list_models())}"
         raise FusionZooError(f"{folder} is no model folder: {what}")
     config, targets = read_config(folder)
     check_digests(folder, list(config.encoders))

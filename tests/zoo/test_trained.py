@@ -1,0 +1,51 @@
+"""Trained models in the package: they load by name, and their cards are true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fusionzoo as fz
+from fusionzoo.cli import main
+from fusionzoo.errors import FusionZooError
+from fusionzoo.models.loading import ZOO
+
+LARGEST = 5_000_000  # bytes of a model in the wheel
+
+
+def test_a_trained_model_answers_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [x.label for x in fz.load("digits-gmu").predict([{"text": "seven"}])] == ["7"]
+
+
+@pytest.mark.parametrize("name", fz.list_models())
+def test_a_card_says_what_the_model_reaches_now(name: str) -> None:
+    model = fz.load(name)
+    about = model.trained_on
+    assert about is not None and about.results is not None
+    row = about.results.rows[0]
+    measured = fz.evaluate(ZOO / name, split="test")
+    # Rounding differs between machines: one sample may fall on the other side.
+    accuracy = row.metrics["accuracy"][0]
+    assert measured["accuracy"] == pytest.approx(accuracy, abs=1.5 / row.samples)
+    card = (ZOO / name / "README.md").read_text(encoding="utf-8")
+    assert "license: apache-2.0" in card and f"| {accuracy:.3f} [" in card
+    assert sum(path.stat().st_size for path in (ZOO / name).iterdir()) < LARGEST
+
+
+def test_trained_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "models"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in fz.list_models())
+
+
+def test_a_folder_comes_before_a_model_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "digits-gmu").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FusionZooError, match=r"no model folder: it holds no config\.json"):
+        fz.load("digits-gmu")
+    with pytest.raises(FusionZooError, match="no such folder; models of the zoo: digits-gmu"):
+        fz.load("digits-mbt")
