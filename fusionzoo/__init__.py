@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .models.fusion_model import FusionModel as FusionModel
     from .models.fusion_model import create_model as create_model
     from .models.loading import list_models as list_models
-    from .tools.data_convert import convert as convert
+    from .tools.convert.convert import convert as convert
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
     from .tools.export.runtime import load as load
@@ -61,7 +61,7 @@ _HOME = {
     "analyse": "api",
     "benchmark": "benchmark",  # the package itself, which can be called
     "Report": "benchmark.report.page",
-    "convert": "tools.data_convert",
+    "convert": "tools.convert.convert",
     "PairedDataset": "datasets",
     "create_dataset": "inputs.data",
     "list_datasets": "datasets",

@@ -36,7 +36,7 @@ COMMANDS = {  # first words -> module, function that takes the words behind them
     ("benchmark",): (".scripts.benchmark", "main", "compare fusions"),
     ("reproduce",): (".tools.reproduce", "reproduce_command", "redo a paper's figures"),
     ("analyse",): (".tools.analyse", "analyse_command", "what a data set needs of a fusion"),
-    ("data", "convert"): (".tools.data_convert", "convert_command", "write shards"),
+    ("data", "convert"): (".tools.convert.convert", "convert_command", "write shards"),
     ("data", "check"): (".tools.audit.audit", "check_command", "find faults and leaks"),
     ("data", "show"): (".tools.audit.audit", "show_command", "write a contact sheet"),
 }

@@ -105,6 +105,21 @@ def test_imports_flow_one_way() -> None:
     assert wrong == [], "from a room above, or beside"
 
 
+def test_tools_use_the_library_and_not_one_another() -> None:
+    """But `serve`, which answers searches."""
+    for module, others in imports().items():
+        if room(module) == "tools":
+            allowed = {tool_of(module), "", "search" if tool_of(module) == "serve" else ""}
+            wrong = [other for other in others if tool_of(other) not in allowed]
+            assert wrong == [], f"{module} imports {wrong}"
+
+
+def tool_of(module: str) -> str:
+    """Return the name of the tool that a module is part of, or nothing."""
+    name = module.removeprefix("fusionzoo.tools.")
+    return "" if name == module else name.partition(".")[0]
+
+
 def test_sources_and_shards_of_data_sets_stand_side_by_side() -> None:
     """What both need stands below both, in `datasets/` itself, and what needs both above."""
     apart = {"sources", "shards"}

@@ -16,7 +16,7 @@ from fusionzoo.benchmark.prepare import build_encoders, is_untrained, prepare
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.config.schema import TARGET, Count, option
+from fusionzoo.config.schema import PLUGINS, TARGET, Count, option
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.pid import (
@@ -31,7 +31,6 @@ from fusionzoo.files import write_json
 from fusionzoo.ground.console import print_table
 from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run, required
-from fusionzoo.tools.data_convert import PLUGINS
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.zoo.cards import show_data_settings
 

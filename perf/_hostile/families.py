@@ -25,7 +25,7 @@ import fusionzoo
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import FeatureCache
 from fusionzoo.features.encode import StoredFeatures
-from fusionzoo.tools.pickles import convert_pickle
+from fusionzoo.tools.convert.pickles import convert_pickle
 
 from .cases import SHEET, XMLNS, workbook
 

@@ -17,7 +17,7 @@ from fusionzoo import create_dataset
 from fusionzoo.cli import main as console
 from fusionzoo.datasets.sources.pickle_files import plain, read_pickle
 from fusionzoo.errors import FusionZooError
-from fusionzoo.tools.pickles import convert_pickle
+from fusionzoo.tools.convert.pickles import convert_pickle
 from helpers.memory import at_most
 
 DRAW = np.random.default_rng(0)

@@ -14,8 +14,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import create_fusion
 from fusionzoo.fusion.base import Draws, RunningMeans
 from fusionzoo.fusion.hybrid import dynmm
-from fusionzoo.fusion.hybrid._disentangle import divergence, pooled_logit, random_part, ranking
-from fusionzoo.fusion.hybrid._interaction import RunningMoments, interaction_losses
+from fusionzoo.fusion.hybrid.drfuse import divergence, pooled_logit, random_part, ranking
+from fusionzoo.fusion.hybrid.i2moe import RunningMoments, interaction_losses
 from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
 from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply

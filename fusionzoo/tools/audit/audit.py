@@ -11,7 +11,7 @@ from typing import Any
 from fusionzoo.config import split_name
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import TARGET, Count, option
+from fusionzoo.config.schema import PLUGINS, TARGET, Count, option
 from fusionzoo.datasets import DATASETS, PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.tables.paths import Refusal, collecting
@@ -19,7 +19,6 @@ from fusionzoo.files import write_json
 from fusionzoo.ground.console import print_table
 from fusionzoo.ground.plugins import load_plugins
 
-from ..data_convert import PLUGINS
 from .checks import (
     absent_class,
     blank,

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fusionzoo.config.load import from_settings, run_command
-from fusionzoo.config.schema import option
+from fusionzoo.config.schema import PLUGINS, option
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.files import replacing_folder
 from fusionzoo.machine.graphs import quiet, require_onnx
@@ -48,7 +48,7 @@ class ExportConfig:
     format: Literal["onnx", "torch-export"] = option("onnx", "of the graph")
     web: str = option("", "also a static page that answers in the browser: folder to write")
     npm_packages: str = option("", "a node_modules with what the page needs; default: by npm")
-    plugins: str | list[str] = option("", "files or modules with components of your own")
+    plugins: str | list[str] = option("", PLUGINS)
 
 
 class ExportFiles(NamedTuple):

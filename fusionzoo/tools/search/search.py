@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import Count, option
+from fusionzoo.config.schema import PLUGINS, Count, option
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 from fusionzoo.ground.plugins import load_plugins
@@ -285,7 +285,7 @@ class SearchConfig:
     by: str = option("", "fused | <modality> | aligned | aligned_<modality>; empty = chosen")
     model: str = option("", "model that embeds the query; empty = the one that the file names")
     data: Tree = option({}, "data set with paths and thumbnails; empty = that the file names")
-    plugins: str | list[str] = option("", "files or modules with components of your own")
+    plugins: str | list[str] = option("", PLUGINS)
     json: str = option("", "file for the results as JSON; - prints them")
     html: str = option("", "file for a page with thumbnails and players")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusionzoo.config import from_settings
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import THRESHOLD, THRESHOLDS, Between, Count, option
+from fusionzoo.config.schema import PLUGINS, THRESHOLD, THRESHOLDS, Between, Count, option
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.machine.devices import pick_device
 from fusionzoo.models.fusion_model import FusionModel
@@ -48,7 +48,7 @@ class ServeConfig:
     threshold: Between | None = option(None, THRESHOLD)
     thresholds: dict[str, Between] = option({}, THRESHOLDS)
     device: str = option("auto", "cpu | cuda | cuda:1 | xpu | mps | auto")
-    plugins: str | list[str] = option("", "files or modules with components of your own")
+    plugins: str | list[str] = option("", PLUGINS)
     batch_size: Count = option(32, "rows in a batch, at most")
     wait_ms: float = option(5.0, "ms that a batch waits for rows that are still being decoded")
     waiting: Count = option(256, "rows in the queue, at most; more are answered 503")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.load import run_command
-from fusionzoo.config.schema import TARGET, Count, option
+from fusionzoo.config.schema import PLUGINS, TARGET, Count, option
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError
 from fusionzoo.ground.console import command_line
@@ -23,7 +23,6 @@ manifest and arrays are written, and nothing in it is run. OUT is a folder. A co
 stopped goes on with the same command.
 """
 PICKLES = (".pkl", ".pickle")
-PLUGINS = "files or modules with components of your own, `my_data.py`: docs/plugins.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ def _convert(cfg: ConvertConfig) -> int:
     load_plugins(cfg.plugins)
     name = str(cfg.data.get("name", ""))
     if Path(name).suffix.lower() in PICKLES:
-        from fusionzoo.tools.pickles import convert_pickle
+        from .pickles import convert_pickle
 
         converted = convert_pickle(Path(name), Path(cfg.out), nonfinite=cfg.nonfinite)
         print("\n".join(converted.notes))
