@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,8 @@ class RunInProgress:
     def fit(self) -> int:
         """Train the epochs that remain; return 0, or the exit code after a signal."""
         state, tracker, cfg = self.state, self.tracker, self.trainer.cfg.train
-        self._start(self.steps)
         late = False
-        with catch_signals() as signals:
+        with self._progress(self.steps), catch_signals() as signals:
             if not state.step:
                 self._save()
             while self._has_steps() and not out_of_patience(state, cfg):
@@ -182,24 +182,22 @@ class RunInProgress:
         after each epoch, and that of a stopped run, is in `last`.
         """
         state, tracker = self.state, self.tracker
-        self._start(min(self.steps, epochs * self.epoch_steps))
-        with catch_signals() as signals:
+        steps = min(self.steps, epochs * self.epoch_steps)
+        with self._progress(steps), catch_signals() as signals:
             while state.evaluated < epochs and self._has_steps():
                 stopped = self.train_epoch(signals)
                 if stopped:
                     tracker.say(f"stopped at step {state.step} of the refit: --resume goes on")
                     return stopped
                 state.evaluated += 1
-                loss = self._mean_loss()
-                tracker.say(f"refit, epoch {state.evaluated:3d} of {epochs}  train loss {loss:.3f}")
                 self._forget_losses()
                 self._save()
         return 0
 
-    def _start(self, steps: int) -> None:
+    def _progress(self, steps: int) -> AbstractContextManager[None]:
         for note in self.state.refit(self.epoch_steps):
             self.tracker.say(note)
-        self.tracker.progress(steps, self.state.step)
+        return self.tracker.progress(steps, self.state.step)
 
     def _has_steps(self) -> bool:
         return self.state.evaluated * self.epoch_steps < self.steps

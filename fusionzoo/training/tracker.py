@@ -7,7 +7,8 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -185,11 +186,16 @@ class Tracker:
         self.file = path.open("a", buffering=1)
         self.logger = open_logger(logger, folder, state.step)
 
-    def progress(self, total: int, done: int) -> None:
-        """Show a progress bar over the run's steps, of which `done` are behind."""
+    @contextmanager
+    def progress(self, total: int, done: int) -> Iterator[None]:
+        """Show, in the block, a progress bar over the run's steps, of which `done` are behind."""
         self.lap("set up")
         quiet = not self.world.main
-        self.bar = progress_bar(total=total, initial=done, unit="step", disable=quiet)
+        with progress_bar(total=total, initial=done, unit="step", disable=quiet) as self.bar:
+            try:
+                yield
+            finally:
+                self.bar = None
 
     def advance(self) -> None:
         """Count a step."""
@@ -294,10 +300,10 @@ class Tracker:
 
     def close(self) -> None:
         """Flush and close everything."""
-        for resource in (self.bar, self.file, self.logger):
+        for resource in (self.file, self.logger):
             if resource is not None:
                 resource.close()
-        self.bar = self.file = self.logger = None
+        self.file = self.logger = None
 
 
 def environment(world: World) -> dict[str, Any]:

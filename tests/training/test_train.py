@@ -23,6 +23,7 @@ from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, read_yaml
 from fusionzoo.encoders.vector import VectorMLP
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.progress import LogBar
 from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
@@ -513,12 +514,23 @@ def test_plugins_are_among_the_next_steps() -> None:
 
 def test_progress_says_loss_rate_epoch_and_metric() -> None:
     tracker = Tracker(World())
-    tracker.progress(10, 0)
-    assert tracker.bar is not None
-    tracker.log(1, "step", {"loss": 0.5, "lr": {"image": 1e-3, "text": 1e-3}})
-    assert tracker.bar.postfix == "loss 0.500, lr 1.0e-03"
-    val: dict[str, Any] = {"loss": 0.4, "accuracy": 0.75, "unimodal": {}}
-    tasks: Any = SimpleNamespace(leading="accuracy", higher=True)
-    tracker.log_epoch(State(evaluated=2), 0.5, val, tasks)
-    assert tracker.bar.postfix.endswith("lr 1.0e-03, epoch 2, val accuracy 0.750")
-    tracker.close()
+    with tracker.progress(10, 0):
+        assert tracker.bar is not None
+        tracker.log(1, "step", {"loss": 0.5, "lr": {"image": 1e-3, "text": 1e-3}})
+        assert tracker.bar.postfix == "loss 0.500, lr 1.0e-03"
+        val: dict[str, Any] = {"loss": 0.4, "accuracy": 0.75, "unimodal": {}}
+        tasks: Any = SimpleNamespace(leading="accuracy", higher=True)
+        tracker.log_epoch(State(evaluated=2), 0.5, val, tasks)
+        assert tracker.bar.postfix.endswith("lr 1.0e-03, epoch 2, val accuracy 0.750")
+
+
+def test_progress_ends_with_a_training_that_stopped_early(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LogBar, "every", 0)
+    tracker = Tracker(World())
+    with tracker.progress(10, 0):
+        tracker.say("epoch 1")
+        assert "0 of 10 steps" in capsys.readouterr().err
+    tracker.say("refit")
+    assert capsys.readouterr().err == ""
