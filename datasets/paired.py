@@ -21,6 +21,7 @@ from fusionzoo.errors import (
     check_number,
     did_you_mean,
     list_names,
+    located,
     value_named,
 )
 from fusionzoo.structures import Sample
@@ -41,11 +42,18 @@ from .tables.arrow import (
     cell_lengths,
     count_values,
     positions_in,
-    repeated_value,
     rows_equal_to,
 )
-from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
-from .tables.provenance import Amputation, Provenance
+from .tables.paths import (
+    PathChecker,
+    check_ids,
+    check_paths,
+    holds_paths,
+    is_collecting,
+    labels_of_join,
+    refuse,
+)
+from .tables.provenance import Amputation, Provenance, RowNumbers
 from .tables.splits import (
     class_columns,
     describe_shares,
@@ -146,12 +154,9 @@ class PairedDataset(Dataset[Sample | None]):
         self.sample_rate, self.frames = sample_rate, frames
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
+        self._check_rows()
         if is_collecting():
-            self._repair()
             targets = {}  # the audit reads the column `target` itself
-        else:
-            self._check_rows()
-            self._check_files()
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
@@ -663,36 +668,27 @@ class PairedDataset(Dataset[Sample | None]):
 
     # ---- checks
 
-    def _path_columns(self) -> list[str]:
-        """Return the modalities whose cells are paths."""
-        return [
-            name
+    def _check_rows(self) -> None:
+        """Refuse ids that are empty or there twice, paths that lead out of the folder or to no
+        file, and samples without a value."""
+        if not len(self.table):
+            raise FusionZooError(f"{self.source} has no rows")
+        numbers = self.provenance.row_numbers or RowNumbers()
+        self.table = check_ids(self.table, self.where, numbers)
+        files = {
+            name: kind
             for name, kind in self.modalities.items()
             if name in self.paths - self.memory.keys() and holds_paths(kind, self.table[name].type)
-        ]
-
-    def _repair(self) -> None:
-        self.table = repair_rows(
-            self.table,
-            self.modalities,
-            self._path_columns(),
-            self.root or Path(),
-            self.allow_outside,
-            self.provenance.row_numbers,
+        }
+        must_exist = self.on_error == "raise" and not is_collecting()
+        checker = PathChecker(
+            self.root or Path(), allow_outside=self.allow_outside, must_exist=must_exist
         )
-
-    def _check_files(self) -> None:
-        """Raise an error for a path that leaves the folder, or a file that cannot be used."""
-        files = self._path_columns()
-        check_paths(
-            self.table,
-            files,
-            self.root or Path(),
-            arrays=[name for name in files if self.modalities[name] != "text"],
-            allow_outside=self.allow_outside,
-            must_exist=self.on_error == "raise",
-            where=self.where,
-        )
+        self.table = check_paths(self.table, files, checker, self.sample_place)
+        empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
+        for row in empty if labels_of_join() is None else ():
+            with located(partial(self.sample_place, row)):
+                refuse("every modality is empty", "empty_sample", row=row)
 
     def _find_classes(self) -> None:
         missing = self.provenance.missing_labels.get("target", "")
@@ -714,25 +710,6 @@ class PairedDataset(Dataset[Sample | None]):
         if self.scheme is not None:
             return tuple(self.label_values[row].tolist())
         return self.class_indices[self._cell("target", row)] if self.classes else None
-
-    def _check_rows(self) -> None:
-        if not len(self.table):
-            raise FusionZooError(f"{self.source} has no rows")
-        ids = self.table["id"]
-        if ids.null_count:
-            row = ids.is_null().to_pylist().index(True)
-            raise FusionZooError(f"{self.where(row)}: the id is empty")
-        repeated = repeated_value(ids)
-        if repeated is not None:
-            key, count = repeated
-            numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
-            where = numbers.list_rows(rows) if numbers else ""
-            raise FusionZooError(
-                f"{self.source}: id {key!r} occurs {count} times{where}: each row needs its own"
-            )
-        empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
-        if empty and labels_of_join() is None:
-            raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")
 
 
 def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:

@@ -73,13 +73,12 @@ class Columns:
                 continue
             first = self._positions.setdefault(fold(name), position)
             if first != position:
-                refuse(
+                problem = (
                     f"the columns {table.column_names[first]!r} and {name!r} have the same name if"
-                    " spaces and case are ignored: rename one of them",
-                    "column",
-                    where=f"{source}: ",
-                    column=name,
+                    " spaces and case are ignored: rename one of them"
                 )
+                with located(source):
+                    refuse(problem, "column", column=name)
 
     def __contains__(self, role: str) -> bool:
         return fold(self.roles.get(role, role)) in self._positions

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 
 from ..media.audio import spread
 from ..media.budgets import check_budget
@@ -180,21 +180,17 @@ def expand_patterns(
         known: dict[str, list[str]] = {}
         cells: list[list[str] | None] = []
         for row, cell in enumerate(column.to_pylist()):
-            patterns = [cell] if isinstance(cell, str) else cell or []
             files = []
-            for pattern in patterns:
-                if pattern not in known:
-                    known[pattern] = _matches(pattern, root)
-                matches = spread(known[pattern], count)
-                if not matches:
-                    if must_match or is_collecting():
-                        message = (
-                            f"{name} cell {pattern!r} matches no file (--data.on_error missing)"
-                        )
-                        refuse(message, "path", where=f"{place(row)}: ", row=row, column=name)
-                    matches = [] if is_collecting() else [pattern]
-                files += matches
-            check_budget("items", len(files), f"{place(row)}: {name}")
+            with located(partial(place, row)):
+                for pattern in [cell] if isinstance(cell, str) else cell or []:
+                    if pattern not in known:
+                        known[pattern] = _matches(pattern, root)
+                    matches = spread(known[pattern], count)
+                    if not matches and (must_match or is_collecting()):
+                        advice = "matches no file (--data.on_error missing)"
+                        refuse(f"{name} cell {pattern!r} {advice}", "path", row=row, column=name)
+                    files += matches or ([] if is_collecting() else [pattern])
+                check_budget("items", len(files), name)
             cells.append(files or None)
         position = table.column_names.index(name)
         table = table.set_column(position, name, pa.array(cells, pa.list_(pa.string())))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fusionzoo.cells import fold
-from fusionzoo.errors import FusionZooError, explained, list_names
+from fusionzoo.errors import FusionZooError, explained, list_names, located
 from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
@@ -251,14 +251,9 @@ def _read_column(table: Columns, ids: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return the column of splits, which must be complete, and the rule behind it."""
     splits, name = table.text("split"), table.name("split")
     for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
-        refuse(
-            f"{name} is empty; write train, val or test, or remove the whole column for a split by"
-            " hash",
-            "split",
-            where=f"{table.where(row)}, sample {ids[row].as_py()!r}: ",
-            row=row,
-            column=name,
-        )
+        advice = "write train, val or test, or remove the whole column for a split by hash"
+        with located(f"{table.where(row)}, sample {ids[row].as_py()!r}"):
+            refuse(f"{name} is empty; {advice}", "split", row=row, column=name)
     splits, renamed = usual_splits(splits)
     return splits, f"column {name!r}{renamed_splits(renamed)}"
 

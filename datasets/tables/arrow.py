@@ -38,19 +38,6 @@ def row_numbers(has_value: np.ndarray) -> pa.Array:
     return pa.array(np.arange(len(has_value)), mask=~has_value)
 
 
-def repeated_value(column: ArrowColumn) -> tuple[Any, int] | None:
-    """Return the first value that a column holds several times, and its count.
-
-    >>> repeated_value(pa.chunked_array([["a", "b", "b"]]))
-    ('b', 2)
-    """
-    if pc.count_distinct(column).as_py() == len(column):
-        return None
-    counts = pc.value_counts(column).to_pylist()
-    entry = next(entry for entry in counts if entry["counts"] > 1)
-    return entry["values"], entry["counts"]
-
-
 def count_values(column: ArrowColumn) -> dict[Any, int]:
     """Return how often each value occurs, in the order of first occurrence.
 
