@@ -175,13 +175,13 @@ class TarBlocks(Blocks):
         starts, sizes = self.offsets[column][row], self.sizes[column][row]
         has_items = isinstance(starts, pa.Scalar)
         places = (x.as_py() if has_items else [int(x)] for x in (starts, sizes))
-        members = []
-        for offset, size in zip(*places, strict=True):
-            start = offset - self.files[file].ranges[block][0]
-            if not (size >= 0 and 0 <= start <= start + size <= len(data)):
-                where = self.storage.where(self.files[file].name)
-                raise FusionZooError(f"{where}: the place of a member is outside of its block")
-            members.append(bytes(memoryview(data)[start : start + size]))
+        where, members = self.storage.where(self.files[file].name), []
+        with explained(f"{where}: the place of a member is outside of its block", ValueError):
+            for offset, size in zip(*places, strict=True):
+                start = offset - self.files[file].ranges[block][0]
+                if not (size >= 0 and 0 <= start <= start + size <= len(data)):
+                    raise ValueError(f"{size:,} bytes from byte {offset:,}")
+                members.append(bytes(memoryview(data)[start : start + size]))
         return members if has_items else members[0]
 
     def _part(self, column: str) -> str:

@@ -597,13 +597,13 @@ def test_an_index_whose_items_do_not_fit_is_an_error(
     structs = table["_bytes"].combine_chunks()
     fields = {field.name: structs.field(field.name) for field in structs.type}
     damages: dict[str, Any] = {
-        "_bytes lacks the items of image": [[None]] * ROWS,
-        "_bytes has no field image": None,
+        "_bytes of image does not fit the shards": [[None]] * ROWS,
+        r"samples\.arrow does not fit the shards": None,
     }
     if format == "webdataset":
-        damages["of image differ in their items"] = [[1, 1, 1, 1]] * ROWS
         sizes = [x and [10**9] * len(x) for x in fields["image"].to_pylist()]
-        damages["place of a member is outside"] = sizes
+        damages["place of a member is outside.*1,000,000,000 bytes"] = sizes
+        damages["place of a member is outside.*zip"] = [[1, 1, 1, 1]] * ROWS
     for message, numbers in damages.items():
         image = {"image": pa.array(numbers, pa.list_(pa.int64()))} if numbers else {}
         kept = {name: x for name, x in fields.items() if name != "image"} | image
