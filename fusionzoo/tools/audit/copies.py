@@ -121,14 +121,16 @@ def duplicates(scan: ScannedData) -> Iterator[Finding]:
     An error where an image or a whole sample is copied, or where more than 5 % of val and test
     have a copy elsewhere; else a warning: people write the same sentence twice.
     """
-    reported: list[tuple[int, ...]] = []
-    exact = {name: _groups(values, _exact_pairs(values)) for name, values in scan.values.items()}
+    reported: set[int] = set()
+    whole = _across(scan, _same_samples(scan))
+    copied = {row for group in whole for row in group}
     for name, values in scan.values.items():
-        groups = _across(scan, exact[name])
-        reported += groups
+        groups = _across(scan, _groups(values, _exact_pairs(values)))
+        rows = {row for group in groups for row in group}
+        reported |= rows
         noun = KINDS.get(values.kind, "values")
         if groups:
-            severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
+            severe = values.kind == "image" or bool(rows & copied) or _many(scan, groups)
             yield _finding(groups, "same_content", f"have the same {noun}", name, is_error=severe)
         known = {frozenset(group) for group in groups}
         # Copies of copies: groups of nearly the same content that hold more than exact copies.
@@ -137,32 +139,24 @@ def duplicates(scan: ScannedData) -> Iterator[Finding]:
         if groups:
             what, severe = f"have nearly the same {noun}", _many(scan, groups)
             yield _finding(groups, "similar_content", what, name, is_error=severe)
-    yield from _whole_samples(scan, reported)
+    # A short text alone is expected to recur, but not with all else that its sample has.
+    groups = [group for group in whole if group[0] not in reported]
+    if groups:
+        what = "are the same in all their modalities"
+        yield _finding(groups, "same_sample", what, is_error=_many(scan, groups))
 
 
-def _whole_samples(scan: ScannedData, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
-    """Samples that recur in another split with all their modalities, however little these say.
-
-    A short text alone is expected to recur; `reported` are copies that are known already.
-    """
+def _same_samples(scan: ScannedData) -> list[tuple[int, ...]]:
+    """Return the rows of samples that agree in all their modalities, however little these say."""
     codes = np.full((len(scan.ids), len(scan.values)), -1)
     for column, values in enumerate(scan.values.values()):
         codes[values.rows, column] = np.unique(values.digests, return_inverse=True)[1].ravel()
     damaged = {row for values in scan.values.values() for row in values.errors}
-    rows = np.flatnonzero((codes >= 0).any(1))
     members: dict[bytes, list[int]] = {}
-    for row in rows.tolist():
+    for row in np.flatnonzero((codes >= 0).any(1)).tolist():
         if row not in damaged:
             members.setdefault(codes[row].tobytes(), []).append(row)
-    known: dict[int, set[int]] = {}  # row -> reported groups with it
-    for number, group in enumerate(reported):
-        for row in group:
-            known.setdefault(row, set()).add(number)
-    groups = _across(scan, [tuple(rows) for rows in members.values()])
-    groups = [x for x in groups if not set.intersection(*(known.get(row, set()) for row in x))]
-    if groups:
-        what = "are the same in all their modalities"
-        yield _finding(groups, "same_sample", what, is_error=_many(scan, groups))
+    return [tuple(rows) for rows in members.values()]
 
 
 def _many(scan: ScannedData, groups: list[tuple[int, ...]]) -> bool:
@@ -184,27 +178,6 @@ def _finding(
         advice=ADVICE,
         groups=tuple(groups),
     )
-
-
-def _whole(
-    scan: ScannedData, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
-) -> bool:
-    """Return whether two samples of one group agree in every modality that they have."""
-    number = len(scan.ids)
-    codes = np.full((number, len(exact)), -1)
-    for column, (name, same) in enumerate(exact.items()):
-        codes[scan.values[name].rows, column] = number + np.arange(len(scan.values[name].rows))
-        for code, group in enumerate(same):
-            codes[list(group), column] = code
-    for group in groups:
-        rows = codes[list(group)]
-        unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-        if len(unique) < len(rows):
-            for code in range(len(unique)):
-                members = [group[i] for i in np.flatnonzero(inverse.ravel() == code)]
-                if len({scan.splits[row] for row in members}) > 1:
-                    return True
-    return False
 
 
 def _across(scan: ScannedData, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
