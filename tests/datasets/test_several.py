@@ -157,7 +157,7 @@ def test_segments_read_their_stretch_of_a_clip(root: Path, monkeypatch: Any) -> 
     assert torch.equal(parts[1], whole[-RATE // 2 :])
     assert any("segments of audio by 'start' and 'end'" in line for line in data_summary(data))
     assert data.lengths()[0] < data.lengths()[2]
-    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_AT_ONCE", 100)
+    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_IF_SEEKABLE", 100)
     lazy = data[0].values["audio"]
     assert lazy.frames == RATE // 2
     assert torch.equal(lazy.read(10, 50), whole[RATE + 10 : RATE + 60])
