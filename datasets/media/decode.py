@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -32,7 +32,6 @@ from .arrays import HDF5, ZIP, ArrayItem, find_item
 from .audio import Segment, decode_audio, is_video
 from .budgets import check_budget, check_image, check_shape, file_size
 from .formats import how_to_convert
-from .items import decode_items
 from .ranges import DEEP, Range, scaled_to_bytes
 from .video import decode_video
 
@@ -163,6 +162,27 @@ def decode(kind: str, value: Any, image_range: Range | None = None) -> Any:
     if kind == "audio":
         return decode_audio(value)
     return decode_array(value, 1 if kind == "vector" else 2)
+
+
+def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
+    """Decode each item of a list, videos as several images; a single item gives the item itself."""
+    decoded: list[Any] = []
+    for item in each_item(values, decode_one):
+        decoded += item if isinstance(item, list) else [item]
+        pixels = sum(x[0].numel() for x in decoded if isinstance(x, Tensor))
+        check_budget("pixels of all images", pixels, "the list")
+    if not decoded:
+        raise FusionZooError("the list is empty")
+    return decoded[0] if len(decoded) == 1 else decoded
+
+
+def each_item(values: Sequence[Any], read: Callable[[Any], T]) -> Iterator[T]:
+    """Read the items of a list in turn; an error names the item."""
+    check_budget("items", len(values), "the list")
+    for number, value in enumerate(values, start=1):
+        with located(f"item {number} of {len(values)}"):
+            item = read(value)
+        yield item
 
 
 def _decode_item(kind: str, part: Segment) -> Any:
