@@ -617,7 +617,9 @@ class PairedDataset(Dataset[Sample | None]):
         view.weight_values = self.weight_values[mask]
         view.rows = (mask.cumsum(0) - 1)[self.rows[mask[self.rows]]]
         view.failed = Failures(len(view.table), len(self.modalities))
-        view.provenance = self.provenance.keep_rows(mask.numpy())
+        numbers = self.provenance.row_numbers
+        kept = numbers and numbers.keep(mask.numpy())
+        view.provenance = replace(self.provenance, row_numbers=kept)
         return view
 
     # ---- decoding

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, explained
 
@@ -22,7 +21,7 @@ from ..media.arrays import check_npy
 from ..media.budgets import check_budget
 from ..media.decode import media_value
 from ..media.formats import SUFFIXES
-from ..tables.arrow import BINARY_TYPES, row_numbers
+from ..tables.arrow import BINARY_TYPES, row_numbers, values_and_paths
 from ..tables.parquet import SHARD, check_parquet
 from ..tables.provenance import LoadedTable
 from ..tables.splits import USUAL_NAMES
@@ -153,7 +152,7 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
             has_value = np.ones(count, bool)
         else:
             values = file.read_row_group(number, columns=[column], use_threads=False).column(0)
-            has_value, files = _values_and_paths(values)
+            has_value, files = values_and_paths(values)
             paths += [(start + row, path) for row, path in files]
         mean = (data.total_uncompressed_size if data is not None else 0) / max(1, has_value.sum())
         present.append(has_value)
@@ -161,26 +160,6 @@ def _presence(file: Any, column: str) -> tuple[np.ndarray, np.ndarray, list[tupl
         start += count
     empty = [np.zeros(0, bool)]
     return np.concatenate([*empty, *present]), np.concatenate([*empty, *sizes]), paths
-
-
-def _values_and_paths(values: pa.ChunkedArray) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    if pa.types.is_list(values.type):
-        rows = pc.list_parent_indices(values).to_pylist()
-        _, files = _values_and_paths(pc.list_flatten(values))
-        lengths = pc.fill_null(pc.list_value_length(values), 0)
-        return lengths.to_numpy() > 0, [(rows[item], path) for item, path in files]
-    if not pa.types.is_struct(values.type):
-        return values.is_valid().to_numpy(zero_copy_only=False), []
-    has_bytes = pc.struct_field(values, "bytes").is_valid().to_numpy(zero_copy_only=False)
-    paths: list[Any] = [None] * len(values)
-    if "path" in [field.name for field in values.type]:
-        paths = pc.struct_field(values, "path").to_pylist()
-    files = [
-        (row, path) for row, path in enumerate(paths) if path is not None and not has_bytes[row]
-    ]
-    has_bytes = has_bytes.copy()
-    has_bytes[[row for row, _ in files]] = True
-    return has_bytes, files
 
 
 class TarSample(NamedTuple):

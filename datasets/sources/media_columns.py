@@ -20,7 +20,14 @@ from ..media.audio import spread
 from ..media.budgets import check_budget
 from ..media.decode import media_value
 from ..media.formats import VIDEOS
-from ..tables.arrow import BINARY_TYPES, ArrowColumn, first_true, is_list_of_text, row_numbers
+from ..tables.arrow import (
+    BINARY_TYPES,
+    ArrowColumn,
+    first_true,
+    is_list_of_text,
+    row_numbers,
+    values_and_paths,
+)
 from ..tables.paths import PathChecker, is_collecting, refuse
 from ..tables.provenance import LoadedTable, Provenance
 from ..tables.table import EDGES, Samples
@@ -45,17 +52,7 @@ class ArrowCells:
 
     def paths(self) -> list[tuple[int, str]]:
         """Return row and path of the cells that have a path and no bytes."""
-        if pa.types.is_list(self.column.type):
-            rows = pc.list_parent_indices(self.column).to_pylist()
-            inner = ArrowCells(pc.list_flatten(self.column), self.root).paths()
-            return [(rows[position], path) for position, path in inner]
-        if "path" not in _field_names(self.column.type):
-            return []
-        paths = pc.struct_field(self.column, "path")
-        if "bytes" in _field_names(self.column.type):
-            empty = pc.struct_field(self.column, "bytes").is_null()
-            paths = pc.if_else(empty, paths, pa.scalar(None, paths.type))
-        return [(row, path) for row, path in enumerate(paths.to_pylist()) if path is not None]
+        return values_and_paths(self.column)[1]
 
 
 def take_out(
@@ -70,7 +67,7 @@ def take_out(
             continue
         column = table.column(position)
         cells[field.name] = ArrowCells(column, root)
-        numbers = row_numbers(_has_value(column).to_numpy(zero_copy_only=False))
+        numbers = row_numbers(values_and_paths(column)[0])
         table = table.set_column(position, field.name, numbers)
     return table, cells
 
@@ -93,21 +90,6 @@ def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
             problem = checker.problem(path)
             if problem:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
-
-
-def _has_value(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return which cells have a value: bytes or a path, or a list that is not empty."""
-    if pa.types.is_list(column.type):
-        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
-    fields = [name for name in ("bytes", "path") if name in _field_names(column.type)]
-    if not fields:
-        return column.is_valid()
-    valid = [pc.struct_field(column, name).is_valid() for name in fields]
-    return pc.or_(valid[0], valid[-1])
-
-
-def _field_names(struct: pa.DataType) -> list[str]:
-    return [field.name for field in struct] if pa.types.is_struct(struct) else []
 
 
 def without_empty(

@@ -96,6 +96,30 @@ def is_list_of_text(kind: pa.DataType) -> bool:
     )
 
 
+def values_and_paths(column: ArrowColumn) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Return which cells of media have a value, bool (N,), and row and path of those in files.
+
+    A value is what is not null; of structs bytes or a path, of lists any item.
+    """
+    if pa.types.is_list(column.type):
+        rows = pc.list_parent_indices(column).to_pylist()
+        _, files = values_and_paths(pc.list_flatten(column))
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        return lengths.to_numpy(zero_copy_only=False) > 0, [(rows[item], x) for item, x in files]
+    names = {field.name for field in column.type} if pa.types.is_struct(column.type) else set()
+    if not names & {"bytes", "path"}:
+        return column.is_valid().to_numpy(zero_copy_only=False), []
+    has_value, paths = np.zeros(len(column), bool), []
+    if "bytes" in names:
+        is_valid = pc.struct_field(column, "bytes").is_valid()
+        has_value |= is_valid.to_numpy(zero_copy_only=False)
+    if "path" in names:
+        paths = pc.struct_field(column, "path").to_pylist()
+    files = [(row, x) for row, x in enumerate(paths) if x is not None and not has_value[row]]
+    has_value[[row for row, _ in files]] = True
+    return has_value, files
+
+
 def first_true(mask: ArrowColumn) -> int | None:
     """Return the position of the first True in a column, or None; a null is False.
 

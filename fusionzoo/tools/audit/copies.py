@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,7 @@ def near_vectors(vectors: NDArray[Any], least: float) -> Pairs:
     weights = (1 << np.arange(num_bits)).astype(np.uint32)
     keys = (bits.reshape(-1, BANDS, num_bits) * weights).sum(-1, dtype=np.uint32)
     pairs = valid[_close_codes(bucket_pairs(keys), np.packbits(bits, axis=1))]
-    close = [
-        part[np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]]) >= least]
-        for part in _parts(pairs, CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(pairs, lambda a, b: np.einsum("nd,nd->n", units[a], units[b]) >= least)
 
 
 def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
@@ -75,11 +71,7 @@ def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
     for place in range(MINHASH_ROWS):
         keys = (keys ^ grouped[..., place]) * np.uint64(0x9E3779B97F4A7C15)
         keys ^= keys >> np.uint64(31)
-    close = [
-        part[(hashes[part[:, 0]] == hashes[part[:, 1]]).mean(1) >= least]
-        for part in _parts(bucket_pairs(keys), CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(bucket_pairs(keys), lambda a, b: (hashes[a] == hashes[b]).mean(1) >= least)
 
 
 def bucket_pairs(keys: NDArray[Any]) -> Pairs:
@@ -104,15 +96,13 @@ def bucket_pairs(keys: NDArray[Any]) -> Pairs:
 def _close_codes(pairs: Pairs, codes: NDArray[np.uint8]) -> Pairs:
     """Keep the pairs whose codes differ in few bits."""
     most = MAX_DIFFERENT * codes.shape[1] * 8
-    close = [
-        part[POPCOUNT[codes[part[:, 0]] ^ codes[part[:, 1]]].sum(1, dtype=np.int64) <= most]
-        for part in _parts(pairs, CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(pairs, lambda a, b: POPCOUNT[codes[a] ^ codes[b]].sum(1, dtype=np.int64) <= most)
 
 
-def _parts(pairs: Pairs, size: int) -> list[Pairs]:
-    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+def _kept(pairs: Pairs, are_close: Callable[..., NDArray[np.bool_]]) -> Pairs:
+    """Keep the pairs of which `are_close(first, second)` says so, some at a time."""
+    parts = [pairs[start : start + CHUNK] for start in range(0, len(pairs), CHUNK)]
+    return np.concatenate([pairs[:0], *(part[are_close(*part.T)] for part in parts)])
 
 
 def duplicates(scan: ScannedData) -> Iterator[Finding]:
