@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from .media.decode import decode
 from .media.ranges import Ranges, range_of, shown
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
 from .shown import as_html, as_text
+from .sources.infer import objective_hint
 from .tables.arrow import (
     ArrowColumn,
     cell_lengths,
@@ -64,9 +66,9 @@ from .tables.splits import (
     usual_splits,
 )
 from .tables.table import (
+    EDGES,
     NOT_FILES,
     Samples,
-    SingleCells,
     check_modalities,
     find_classes,
     presence,
@@ -139,7 +141,6 @@ class PairedDataset(Dataset[Sample | None]):
         check_policy(on_error, max_errors)
         check_modalities(modalities, paths, source)
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
-        self._cells = SingleCells(self.table)
         self.memory, self.root, self.source = dict(memory or {}), root, source
         self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
         self.paths |= frozenset(paths)
@@ -305,7 +306,8 @@ class PairedDataset(Dataset[Sample | None]):
             value = refer(cell, kind, self.root, self.sample_rate)
         if kind not in ("image", "audio"):
             return value
-        return cut(kind, value, *self._cells.segment(name, row), self.frames)
+        start, end = (self._edge(f"{name}_{edge}", row) for edge in EDGES)
+        return cut(kind, value, start, end, self.frames)
 
     def column(self, name: str) -> list[Any]:
         """Return the samples' cells of a column of the table."""
@@ -625,8 +627,15 @@ class PairedDataset(Dataset[Sample | None]):
     # ---- decoding
 
     def _cell(self, column: str, row: int) -> Any:
-        self._cells = self._cells.of(self.table)
-        return self._cells(column, row)
+        return self.table[column][row].as_py()
+
+    def _edge(self, column: str, row: int) -> float | None:
+        """Return where a value starts or ends in seconds; None: it is not limited."""
+        place = self.table.schema.get_field_index(column)
+        if place < 0 or not pa.types.is_float64(self.table.schema.field(place).type):
+            return None
+        seconds = self.table.column(place)[row].as_py()
+        return None if seconds is None or math.isnan(seconds) else seconds
 
     def decode(self, name: str, value: Any) -> Any:
         """Decode a value of a modality, as `Sample` describes; see `reference`."""
@@ -694,7 +703,7 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _find_classes(self) -> None:
         missing = self.provenance.missing_labels.get("target", "")
-        self.classes = find_classes(self.table, self.where, missing)
+        self.classes = find_classes(self.table, self.where, missing, objective_hint)
         self.class_indices = {label: index for index, label in enumerate(self.classes)}
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from fusionzoo.targets import decimal_hint, read_list
 from ..media.arrays import DIMENSIONS, find_item
 from ..media.formats import SUFFIXES, VIDEOS
 from ..tables.arrow import ArrowColumn, is_list
-from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
+from ..tables.table import FEW_EACH, MANY, SEPARATORS, shell_word, word_list, words_recur
 from .cell_kinds import (
     CATEGORY,
     DATE,
@@ -389,6 +389,30 @@ def target_kind(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
         if several >= 0.05 * cells.num_cells and words_recur(array, separator):
             return TargetKind("multilabel", separator)
     return TargetKind("classification")
+
+
+def objective_hint(labels: ArrowColumn) -> str:
+    """Return which objective would fit a column of classes better, as `target_kind` finds it.
+
+    >>> objective_hint(pa.array(["sun, sea", "sun", "sea"]))[:49]
+    "targets such as 'sun, sea' are lists of labels: -"
+    """
+    distinct = labels.drop_null().unique().to_pylist()
+    found = target_kind("", labels, ())
+    if found.kind == "multilabel":
+        example = next((x for x in distinct if found.separator in x), distinct[0])
+        flag = f" --data.label_separator {shell_word(found.separator)}" * (found.separator != ";")
+        return f"targets such as {example!r} are lists of labels: --objective.name multilabel{flag}"
+    if found.kind == "regression" and not found.cells:
+        flags = "--objective.name regression" + " --data.decimal ," * found.comma
+        return f"the {len(distinct):,} different targets are numbers: {flags} learns them as such"
+    if len(distinct) == len(labels) - labels.null_count > 2:
+        return (
+            f"each of the {len(distinct):,} targets occurs once, so there are no classes to learn:"
+            " --data.columns.target names another column, --objective.name regression learns"
+            " numbers, multilabel several labels in a cell"
+        )
+    return ""
 
 
 def tells_alone(column: ArrowColumn, kind: str, target: ArrowColumn, target_kind: str) -> bool:

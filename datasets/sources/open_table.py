@@ -125,11 +125,21 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     )
 
 
-def read_ids(table: Columns) -> ArrowColumn:
-    """Return the ids; without a column of them the rows' numbers from 0."""
-    if "id" not in table:
-        return pa.array(table.row_ids).cast(pa.string())
-    return table.text("id", words_missing=False)
+def read_ids(table: Columns, *, may_repeat: bool) -> tuple[ArrowColumn, dict[str, str] | None]:
+    """Return the ids; without a column of them the rows' numbers from 0.
+
+    If they `may_repeat`, the ids returned all differ; return also the table's own of those changed.
+    """
+    if "id" in table:
+        ids = table.text("id", words_missing=False)
+    else:
+        ids = pa.array(table.row_ids).cast(pa.string())
+    if not may_repeat:
+        return ids, None
+    in_table = ids.to_pylist()
+    different = tell_apart(in_table, table.row_numbers)
+    changed = {x: y for x, y in zip(different, in_table, strict=True) if x != y}
+    return pa.array(different, pa.string()), changed
 
 
 def read_groups(table: Columns, taken: set[int]) -> tuple[ArrowColumn | None, str]:
@@ -319,16 +329,11 @@ def _read_columns(
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
     values, notes = _read_values(table, names)
-    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
+    ids, repeated = read_ids(table, may_repeat=provenance.repeated_ids is not None)
+    columns = {"id": ids, "target": pa.nulls(len(table.table), pa.string())}
     if "target" in table:
         columns["target"] = table.labels("target", label_kinds.get("target", ""))
     columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}
-    repeated = None
-    if provenance.repeated_ids is not None:
-        in_table = columns["id"].to_pylist()
-        different = tell_apart(in_table, table.row_numbers)
-        columns["id"] = pa.array(different, pa.string())
-        repeated = {x: y for x, y in zip(different, in_table, strict=True) if x != y}
     groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
