@@ -88,21 +88,20 @@ def open_parquet_files(
             )
         memory[column] = cells
         table = table.append_column(column, row_numbers(np.concatenate(present)))
-    if splits is None:
+    has_splits = splits is None and "split" in table.column_names
+    if not has_splits:
         stems = [name.removesuffix(".parquet") for name in names]
-        splits = [shard["split"] if (shard := SHARD.fullmatch(x)) else x for x in stems]
+        of_names = [shard["split"] if (shard := SHARD.fullmatch(x)) else x for x in stems]
+        split_names = np.repeat(list(splits or of_names), counts)
         if "split" in table.column_names:
-            return LoadedTable(table=table, source=str(storage), root=storage.folder, memory=memory)
-    if "split" in table.column_names:
-        table = table.drop_columns("split")
-    split_names = np.repeat(list(splits), counts)
-    table = table.append_column("split", pa.array(split_names.tolist(), pa.string()))
+            table = table.drop_columns("split")
+        table = table.append_column("split", pa.array(split_names.tolist(), pa.string()))
     return LoadedTable(
         table=table,
         source=str(storage),
         root=storage.folder,
         memory=memory,
-        split_rule="the names of the files",
+        split_rule="" if has_splits else "the names of the files",
     )
 
 
@@ -233,10 +232,10 @@ class Scan:
         suffix = f".{last}"
         if suffix in (*TEXT, *LABEL, ".json"):
             check_budget("text file", member.size, f"{file}, {member.name}")
-            data = _contents(tar, member)
+            contents: Any = tar.extractfile(member)
             where = f"{self.storage.where(file)}, {member.name}"
             with explained(f"{where} cannot be read", ValueError, RecursionError):
-                text = data.decode("utf-8-sig").strip()
+                text = contents.read().decode("utf-8-sig").strip()
                 values = json.loads(text) if suffix == ".json" else text
             self._add_text(values, column, suffix, file, member.name)
             return
@@ -365,16 +364,6 @@ def _check_member(member: tarfile.TarInfo, names: set[str], where: str) -> None:
     if name in names:
         raise FusionZooError(f"{where} has two members {name}: write it again with one of them")
     names.add(name)
-
-
-def _contents(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Return the bytes of a member, in a third of the time of `extractfile`."""
-    file: Any = tar.fileobj
-    file.seek(member.offset_data)
-    data: bytes = file.read(member.size)
-    if len(data) < member.size:
-        raise tarfile.ReadError("unexpected end of data")
-    return data
 
 
 def _check_end(file: Any, end: int, size: int, where: str) -> None:

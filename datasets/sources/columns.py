@@ -28,7 +28,7 @@ from fusionzoo.targets import (
 )
 
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import ArrowColumn, first_true, flat, is_list, read_each
+from ..tables.arrow import ArrowColumn, first_true, flat, is_list, is_text, read_each
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, LoadedTable, RowNumbers
 from ..tables.splits import one_spelling
@@ -42,7 +42,6 @@ NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold
 
 
 LIST = r"^\s*(\[[\s\S]*\]|\{[\s\S]*\}|set\(\))\s*$"  # or a set
-TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMBER_LISTS = pa.float64()
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata
 
@@ -180,7 +179,7 @@ class Columns:
         numbers and categories stay as they are.
         """
         column = self.values(role)
-        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+        if not is_text(column.type):
             return column
         text = column.cast(pa.string())
         stripped = pc.utf8_trim_whitespace(text)
@@ -205,7 +204,7 @@ class Columns:
         column = self.values(role)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+        if not is_text(column.type):
             return self._decimal_points_in_lists(column)
         text = column.cast(pa.string())
         return self._without_missing(role, text, pc.utf8_trim_whitespace(text), True)

@@ -19,7 +19,7 @@ from fusionzoo.targets import decimal_hint, read_list
 
 from ..media.arrays import DIMENSIONS, find_item
 from ..media.formats import SUFFIXES, VIDEOS
-from ..tables.arrow import ArrowColumn, is_list
+from ..tables.arrow import ArrowColumn, is_list, is_text
 from ..tables.table import FEW_EACH, MANY, SEPARATORS, shell_word, word_list, words_recur
 from .cell_kinds import (
     CATEGORY,
@@ -31,7 +31,6 @@ from .cell_kinds import (
     number_and_unit,
     without_thousands,
 )
-from .columns import TEXT_TYPES
 from .table_settings import NA
 
 VECTOR = "vector"
@@ -63,10 +62,6 @@ GRADE_NAME = re.compile(
     r"|stufen?|schweregrad|bewertung|sterne|stadium)($|[\W_])"
 )
 MAX_LEVELS = 11  # 0 to 10
-PLAIN_TYPES = (
-    *(*TEXT_TYPES, pa.types.is_boolean, pa.types.is_integer),
-    *(pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal),
-)
 ID_NAME = re.compile(r"(.*[\s_\-.])?(id|uid|uuid|key|index|idx|nr|no|nummer|number|row|zeile)\.?")
 
 
@@ -111,7 +106,10 @@ def is_plain(kind: pa.DataType) -> bool:
     """Whether cells of an Arrow type can be written as text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
+    types = pa.types
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    is_other = types.is_boolean(kind) or types.is_temporal(kind) or types.is_null(kind)
+    return bool(is_text(kind) or is_number or is_other)
 
 
 def find_arrays(name: str, values: Iterable[Any]) -> ColumnFinding:

@@ -16,7 +16,7 @@ from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..tables.arrow import ArrowColumn, flat, is_list
+from ..tables.arrow import ArrowColumn, flat, is_list, is_text
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
 from ..tables.provenance import MANY_OF, LoadedTable, Provenance
 from ..tables.splits import (
@@ -31,7 +31,6 @@ from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
 from .cell_kinds import NONE, order_of, read_moments
 from .columns import (
-    TEXT_TYPES,
     Columns,
     apply_declared,
     cell_columns,
@@ -41,6 +40,7 @@ from .columns import (
     read_list_cells,
     role_columns,
 )
+from .infer import is_plain
 from .media_columns import (
     check_cell_paths,
     expand_patterns,
@@ -55,14 +55,6 @@ from .table_settings import Roles, TableSettings
 WHOLE, TRUTH = r"^(0|-?[1-9][0-9]{0,17})$", r"^([Tt]rue|[Ff]alse|TRUE|FALSE)$"
 TIME = "time_column"  # role of the column by whose times splits are made
 WEIGHT = "weight_column"  # role of the column that says how much each row counts
-SCALAR_TYPES = (
-    *TEXT_TYPES,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_boolean,
-    pa.types.is_temporal,
-    pa.types.is_decimal,
-)
 
 
 def gather(
@@ -171,18 +163,12 @@ def other_columns(table: Columns, taken: Container[str]) -> dict[str, ArrowColum
     for name in table.unused():
         if not name.strip() or name.strip() in taken or name.strip() in ROLES:
             continue
-        if _is_kept(table.table.schema.field(name).type):
+        kind = table.table.schema.field(name).type
+        is_kept = is_text(kind.value_type) if is_list(kind) else is_plain(kind)
+        if is_kept and not pa.types.is_null(kind):
             columns[name.strip()] = table.text(name)
     table.used = used
     return columns
-
-
-def _is_kept(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if is_list(kind):
-        return any(is_type(kind.value_type) for is_type in TEXT_TYPES)
-    return any(is_type(kind) for is_type in SCALAR_TYPES)
 
 
 def read_splits(

@@ -8,8 +8,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -474,7 +473,7 @@ def _first_not_quoted(cells: dict[int, str], file: DelimitedFile) -> int | None:
 
 def read_json_lines(file: TextFile) -> tuple[pa.Table, RowNumbers]:
     """Read a file; return its columns and the numbers of its rows. Text stays text, dates too."""
-    with _open_lines(file) as lines:
+    with file.open_text() as lines:
         check_depth(lines, str(file.path))
     try:
         table = read_in_blocks(partial(_read_json_lines, file, pa.schema([])))
@@ -495,17 +494,6 @@ def _read_json_lines(file: TextFile, schema: pa.Schema, block: int) -> pa.Table:
         return pj.read_json(
             stream, read_options=pj.ReadOptions(block_size=block), parse_options=parse
         )
-
-
-@contextmanager
-def _open_lines(file: TextFile) -> Iterator[Iterable[bytes]]:
-    """Open a file as lines of UTF-8."""
-    if file.encoding == "utf-8" and not is_gzip(file.path):
-        with file.path.open("rb") as lines:
-            yield lines
-    else:
-        with file.open_text() as text:
-            yield (line.encode("utf-8", "replace") for line in text)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:

@@ -25,7 +25,7 @@ BINARY_TYPES = (
 ArrowColumn: TypeAlias = pa.Array | pa.ChunkedArray  # a column, in one piece or in several
 MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
 OPENING, CLOSING = b"[{", b"]}"
-TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
+TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
 
 
 def flat(column: ArrowColumn) -> pa.Array:
@@ -85,15 +85,19 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether the cells of a column of this type are text."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def is_list_of_text(kind: pa.DataType) -> bool:
     """Return whether the cells of a column of this type are lists of text.
 
     >>> is_list_of_text(pa.list_(pa.string())), is_list_of_text(pa.string())
     (True, False)
     """
-    return pa.types.is_list(kind) and (
-        pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
-    )
+    return pa.types.is_list(kind) and is_text(kind.value_type)
 
 
 def values_and_paths(column: ArrowColumn) -> tuple[np.ndarray, list[tuple[int, str]]]:
@@ -146,12 +150,12 @@ def read_each(
     return values
 
 
-def check_depth(lines: Iterable[bytes], source: str) -> None:
+def check_depth(lines: Iterable[str], source: str) -> None:
     """Raise an error for a row of JSON lines that is nested too deeply; text does not count."""
     for row, line in enumerate(lines, start=1):
-        if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+        if line.count("[") + line.count("{") <= MAX_DEPTH:
             continue
-        letters = np.frombuffer(TEXT.sub(b"", line), np.uint8)
+        letters = np.frombuffer(TEXT.sub("", line).encode(errors="replace"), np.uint8)
         opened = np.isin(letters, np.frombuffer(OPENING, np.uint8))
         closed = np.isin(letters, np.frombuffer(CLOSING, np.uint8))
         depth = (opened.astype(np.int32) - closed).cumsum(dtype=np.int32).max(initial=0)
