@@ -73,13 +73,11 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     decoded on access.
     """
     from .base import DATASETS
-    from .opening.naming import is_path, resolve_name, settings_of, view_of
+    from .opening.naming import resolve_name, settings_of, view_of
     from .paired import PairedDataset
 
     if isinstance(name, PairedDataset):
         return view_of(name, settings)
-    if isinstance(name, str) and not is_path(name):
-        return DATASETS.create(name, **settings)
     source = resolve_name({**settings_of(name), **settings})
     return DATASETS.create(source.pop("name"), **source)
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANY = 20  # distinct integers, from which on they may be quantities
-FEW_EACH = 10  # samples per integer on average, below which they may be quantities
-SEPARATORS = (";", ",", "|", "/")
 NO_LABELS = ("id", "split", "group")
 MOVE = "put some there with a column of splits, or leave the label out"
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
@@ -51,34 +49,6 @@ def case_hint(classes: Sequence[str]) -> str:
         f"the classes {'; '.join(groups[:3])}{more} differ by case alone: write them in the same"
         " way, if they are one"
     )
-
-
-def separator_hint(name: str, classes: Sequence[str]) -> str:
-    """Return a hint at labels of a multilabel target that look like several, or nothing."""
-    labels = pa.array(classes, pa.string())
-    for separator in SEPARATORS[1:]:
-        several = [label for label in classes if separator in label]
-        if several and words_recur(labels, separator):
-            return (
-                f"labels of {name} such as {several[0]!r} look like several:"
-                f" --data.label_separator {shell_word(separator)}"
-            )
-    return ""
-
-
-def words_recur(cells: ArrowColumn, separator: str) -> bool:
-    """Return whether cells divide into words of which one is a cell, too, or that are few."""
-    parts = pc.list_flatten(pc.split_pattern(cells, separator))
-    words = pc.utf8_trim_whitespace(parts)
-    distinct = words.unique()
-    several = cells.filter(pc.match_substring(cells, separator))
-    in_several = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, separator)))
-    alone = pc.any(pc.is_in(in_several, value_set=cells)).as_py()
-    return bool(alone) or len(distinct) < len(cells) or len(distinct) < len(words) / 2
-
-
-def shell_word(separator: str) -> str:
-    return f"'{separator}'" if separator in ";|" else separator
 
 
 def read_labels(
