@@ -78,19 +78,6 @@ class _View(mmap.mmap):
         super().seek(min(start + offset, len(self)))
 
 
-def open_handle(source: Path | bytes, repair: Repair | None = None) -> Any:
-    """Open a file, as a `soundfile.SoundFile`, with another length in its header if need be."""
-    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
-    if repair is not None:
-        if isinstance(source, Path):
-            with source.open("rb") as opened:
-                file = _View(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        file.seek(repair.field)
-        file.write(repair.length)
-        file.seek(0)
-    return _reader()(file)
-
-
 @dataclass(frozen=True)
 class ChunkLayout:
     """How a format of chunks (name, length, contents) stores samples."""
@@ -578,12 +565,20 @@ def _size(source: Path | bytes, name: str) -> int:
 
 @contextmanager
 def _open(source: Path | bytes, repair: Repair | None = None) -> Iterator[Any]:
-    """Open a clip; an error says what it is, if that is known."""
+    """Open a clip, with another length in its header if need be; an error says what it is."""
     import soundfile
 
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    if repair is not None:
+        if isinstance(source, Path):
+            with source.open("rb") as opened:
+                file = _View(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        file.seek(repair.field)
+        file.write(repair.length)
+        file.seek(0)
     try:
-        with open_handle(source, repair) as file:
-            yield file
+        with _reader()(file) as clip:
+            yield clip
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         reason = _conversion_hint(source) or f": {one_line(error)}"
         raise FusionZooError(f"{name_of(source)} cannot be read as audio{reason}") from error

@@ -272,9 +272,7 @@ def gather_columns(
     table = loaded.table
     columns = Columns(loaded, {}, settings)
     plain = {
-        role: _one_column(role, name)
-        for role, name in roles.items()
-        if not _is_tabular(role, kinds)
+        role: one_column(role, name) for role, name in roles.items() if not _is_tabular(role, kinds)
     }
     gathered = {
         name: _columns_of(name, roles, columns)
@@ -352,7 +350,8 @@ def _is_tabular(name: str, kinds: Mapping[str, str]) -> bool:
     return kinds.get(name, name) == "tabular"
 
 
-def _one_column(role: str, name: str | Sequence[str]) -> str:
+def one_column(role: str, name: str | Sequence[str]) -> str:
+    """Return the only column of a role; several are an error."""
     if isinstance(name, str):
         return name
     raise FusionZooError(f"--data.columns.{role} takes one column, found {list(name)}")

@@ -31,7 +31,7 @@ from ..tables.arrow import (
 from ..tables.paths import PathChecker, is_collecting, refuse
 from ..tables.provenance import LoadedTable, Provenance
 from ..tables.table import EDGES, Samples
-from .columns import Columns
+from .columns import Columns, one_column
 from .table_settings import Roles, TableSettings
 
 SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
@@ -211,9 +211,7 @@ def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:
     for role, column in columns.items():
         is_edge = role in EDGES or role.endswith(tuple(f"_{edge}" for edge in EDGES))
         if is_edge and role not in (settings.kinds or {}):
-            if not isinstance(column, str):
-                raise FusionZooError(f"--data.columns.{role} takes one column, found {column}")
-            segments[role] = column
+            segments[role] = one_column(role, column)
     return {role: name for role, name in columns.items() if role not in segments}, segments
 
 
