@@ -11,8 +11,6 @@ if __name__ == "datasets":
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusionzoo.errors import FusionZooError
-
 if TYPE_CHECKING:
     from .base import DATASETS as DATASETS
     from .base import DatasetEntry as DatasetEntry
@@ -75,16 +73,12 @@ def create_dataset(name: Any, **settings: Any) -> PairedDataset:
     decoded on access.
     """
     from .base import DATASETS
-    from .opening.naming import is_path, settings_of, view_of
+    from .opening.naming import resolve_name, settings_of, view_of
     from .paired import PairedDataset
 
     if isinstance(name, PairedDataset):
         return view_of(name, settings)
-    if isinstance(name, str) and not is_path(name):
-        return DATASETS.create(name, **settings)
-    source = {**settings_of(name), **settings}
-    if "name" not in source:
-        raise FusionZooError("settings of a data set need its name: {'name': 'digits'}")
+    source = resolve_name({**settings_of(name), **settings})
     return DATASETS.create(source.pop("name"), **source)
 
 

@@ -55,7 +55,9 @@ def amputated(
             raise FusionZooError(f"rate={rate}: of {name} only {int(may_go.sum()):,} values may go")
         keep[_draw_rows(may_go, scores, count, generator), column] = False
     record = Amputation(mechanism, rate, seed, tuple(names), depends_on)
-    return _without(dataset, keep), record
+    remains = presence(dataset.table, dataset.modalities).numpy()
+    remains[dataset.rows.numpy()] &= keep
+    return _masked(dataset.table, dataset.modalities, remains), record
 
 
 def _check_amputation(
@@ -146,13 +148,6 @@ def _measure(kind: str, value: Any) -> float:
     if kind == "audio":
         return float(value.samples.square().mean().sqrt())
     return float(torch.as_tensor(value).double().abs().mean())
-
-
-def _without(dataset: Samples, keep: Flags) -> pa.Table:
-    """Return the table with null for what is not kept of the samples."""
-    remains = presence(dataset.table, dataset.modalities).numpy()
-    remains[dataset.rows.numpy()] &= keep
-    return _masked(dataset.table, dataset.modalities, remains)
 
 
 def drop_values(table: pa.Table, modalities: Mapping[str, str], rate: float, seed: int) -> pa.Table:

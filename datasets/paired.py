@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from fusionzoo.errors import (
     check_number,
     did_you_mean,
     list_names,
+    located,
     value_named,
 )
 from fusionzoo.structures import Sample
@@ -36,16 +38,24 @@ from .media.decode import decode
 from .media.ranges import Ranges, range_of, shown
 from .shards.order import Blocking, find_blocking, sort_by_window, stored_lengths
 from .shown import as_html, as_text
+from .sources.infer import objective_hint
 from .tables.arrow import (
     ArrowColumn,
     cell_lengths,
     count_values,
     positions_in,
-    repeated_value,
     rows_equal_to,
 )
-from .tables.paths import check_paths, holds_paths, is_collecting, labels_of_join, repair_rows
-from .tables.provenance import Amputation, Provenance
+from .tables.paths import (
+    PathChecker,
+    check_ids,
+    check_paths,
+    holds_paths,
+    is_collecting,
+    labels_of_join,
+    refuse,
+)
+from .tables.provenance import Amputation, Provenance, RowNumbers
 from .tables.splits import (
     class_columns,
     describe_shares,
@@ -56,9 +66,9 @@ from .tables.splits import (
     usual_splits,
 )
 from .tables.table import (
+    EDGES,
     NOT_FILES,
     Samples,
-    SingleCells,
     check_modalities,
     find_classes,
     presence,
@@ -131,7 +141,6 @@ class PairedDataset(Dataset[Sample | None]):
         check_policy(on_error, max_errors)
         check_modalities(modalities, paths, source)
         self.table, self.modalities = table.combine_chunks(), dict(modalities)
-        self._cells = SingleCells(self.table)
         self.memory, self.root, self.source = dict(memory or {}), root, source
         self.paths = frozenset(name for name, kind in modalities.items() if kind not in NOT_FILES)
         self.paths |= frozenset(paths)
@@ -146,12 +155,9 @@ class PairedDataset(Dataset[Sample | None]):
         self.sample_rate, self.frames = sample_rate, frames
         self._encoders = {name: dict(settings) for name, settings in (encoders or {}).items()}
         self.failed = Failures(len(table), len(modalities))
+        self._check_rows()
         if is_collecting():
-            self._repair()
             targets = {}  # the audit reads the column `target` itself
-        else:
-            self._check_rows()
-            self._check_files()
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
         if targets is None:
@@ -300,7 +306,8 @@ class PairedDataset(Dataset[Sample | None]):
             value = refer(cell, kind, self.root, self.sample_rate)
         if kind not in ("image", "audio"):
             return value
-        return cut(kind, value, *self._cells.segment(name, row), self.frames)
+        start, end = (self._edge(f"{name}_{edge}", row) for edge in EDGES)
+        return cut(kind, value, start, end, self.frames)
 
     def column(self, name: str) -> list[Any]:
         """Return the samples' cells of a column of the table."""
@@ -612,14 +619,23 @@ class PairedDataset(Dataset[Sample | None]):
         view.weight_values = self.weight_values[mask]
         view.rows = (mask.cumsum(0) - 1)[self.rows[mask[self.rows]]]
         view.failed = Failures(len(view.table), len(self.modalities))
-        view.provenance = self.provenance.keep_rows(mask.numpy())
+        numbers = self.provenance.row_numbers
+        kept = numbers and numbers.keep(mask.numpy())
+        view.provenance = replace(self.provenance, row_numbers=kept)
         return view
 
     # ---- decoding
 
     def _cell(self, column: str, row: int) -> Any:
-        self._cells = self._cells.of(self.table)
-        return self._cells(column, row)
+        return self.table[column][row].as_py()
+
+    def _edge(self, column: str, row: int) -> float | None:
+        """Return where a value starts or ends in seconds; None: it is not limited."""
+        place = self.table.schema.get_field_index(column)
+        if place < 0 or not pa.types.is_float64(self.table.schema.field(place).type):
+            return None
+        seconds = self.table.column(place)[row].as_py()
+        return None if seconds is None or math.isnan(seconds) else seconds
 
     def decode(self, name: str, value: Any) -> Any:
         """Decode a value of a modality, as `Sample` describes; see `reference`."""
@@ -663,40 +679,31 @@ class PairedDataset(Dataset[Sample | None]):
 
     # ---- checks
 
-    def _path_columns(self) -> list[str]:
-        """Return the modalities whose cells are paths."""
-        return [
-            name
+    def _check_rows(self) -> None:
+        """Refuse ids that are empty or there twice, paths that lead out of the folder or to no
+        file, and samples without a value."""
+        if not len(self.table):
+            raise FusionZooError(f"{self.source} has no rows")
+        numbers = self.provenance.row_numbers or RowNumbers()
+        self.table = check_ids(self.table, self.where, numbers)
+        files = {
+            name: kind
             for name, kind in self.modalities.items()
             if name in self.paths - self.memory.keys() and holds_paths(kind, self.table[name].type)
-        ]
-
-    def _repair(self) -> None:
-        self.table = repair_rows(
-            self.table,
-            self.modalities,
-            self._path_columns(),
-            self.root or Path(),
-            self.allow_outside,
-            self.provenance.row_numbers,
+        }
+        must_exist = self.on_error == "raise" and not is_collecting()
+        checker = PathChecker(
+            self.root or Path(), allow_outside=self.allow_outside, must_exist=must_exist
         )
-
-    def _check_files(self) -> None:
-        """Raise an error for a path that leaves the folder, or a file that cannot be used."""
-        files = self._path_columns()
-        check_paths(
-            self.table,
-            files,
-            self.root or Path(),
-            arrays=[name for name in files if self.modalities[name] != "text"],
-            allow_outside=self.allow_outside,
-            must_exist=self.on_error == "raise",
-            where=self.where,
-        )
+        self.table = check_paths(self.table, files, checker, self.sample_place)
+        empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
+        for row in empty if labels_of_join() is None else ():
+            with located(partial(self.sample_place, row)):
+                refuse("every modality is empty", "empty_sample", row=row)
 
     def _find_classes(self) -> None:
         missing = self.provenance.missing_labels.get("target", "")
-        self.classes = find_classes(self.table, self.where, missing)
+        self.classes = find_classes(self.table, self.where, missing, objective_hint)
         self.class_indices = {label: index for index, label in enumerate(self.classes)}
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
@@ -714,25 +721,6 @@ class PairedDataset(Dataset[Sample | None]):
         if self.scheme is not None:
             return tuple(self.label_values[row].tolist())
         return self.class_indices[self._cell("target", row)] if self.classes else None
-
-    def _check_rows(self) -> None:
-        if not len(self.table):
-            raise FusionZooError(f"{self.source} has no rows")
-        ids = self.table["id"]
-        if ids.null_count:
-            row = ids.is_null().to_pylist().index(True)
-            raise FusionZooError(f"{self.where(row)}: the id is empty")
-        repeated = repeated_value(ids)
-        if repeated is not None:
-            key, count = repeated
-            numbers, rows = self.provenance.row_numbers, rows_equal_to(ids, key).tolist()
-            where = numbers.list_rows(rows) if numbers else ""
-            raise FusionZooError(
-                f"{self.source}: id {key!r} occurs {count} times{where}: each row needs its own"
-            )
-        empty = (~self.present.any(1)).nonzero()[:, 0].tolist()
-        if empty and labels_of_join() is None:
-            raise FusionZooError(f"{self.sample_place(empty[0])}: every modality is empty")
 
 
 def _sizes(dataset: Samples, name: str, kind: str) -> Tensor:

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from .paired import PairedDataset
+from .sources.infer import objective_hint, separator_hint
 from .tables.arrow import ArrowColumn, flat
 from .tables.provenance import Amputation
 from .tables.splits import SPLITS
-from .tables.table import case_hint, objective_hint, separator_hint
+from .tables.table import case_hint
 from .tables.tabular import describe_columns
 
 MAX_CLASSES = 12  # shown with their counts

@@ -21,7 +21,6 @@ from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.opening.as_trained import (
     complete_for_model,
     refuse_without_labels,
-    refuse_without_weights,
 )
 from fusionzoo.datasets.opening.complete import target_columns
 from fusionzoo.datasets.opening.naming import IN_MEMORY, TABLE, resolve_name
@@ -224,9 +223,8 @@ def open_for_model(
     wanted = target_columns(data.settings, cfg.target)
     spec = _without_further_media(data_settings_of(wanted, cfg.model, model.trained_on), model)
     refuse_to_replace(spec.settings, cfg.out)
-    if isinstance(cfg, EvaluateConfig):
-        refuse_without_weights(spec)
-    elif spec.settings.get("weight_column") is not None:  # nothing is measured
+    if not isinstance(cfg, EvaluateConfig) and spec.settings.get("weight_column") is not None:
+        # Nothing is measured.
         unweighted = {x: y for x, y in spec.settings.items() if x != "weight_column"}
         spec = replace(spec, settings=unweighted)
     if isinstance(cfg, EvaluateConfig) and (model.classes or model.targets):

@@ -6,7 +6,6 @@ import io
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from .arrays import ArrayItem
 from .budgets import BUDGETS, check_budget, file_size
 from .formats import BRANDS, VIDEOS, how_to_convert, is_audio
 
-MOST_KEPT = 64  # files that a thread keeps open: loaders decode a batch, then prepare it
 # Lengths that programs write into a pipe, where they do not know the real one, besides 0: SoX (AIFF
 # and WAV), arecord, FFmpeg. Some count the header, others round to whole blocks.
 PLACEHOLDERS = (0x7F000000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
@@ -41,7 +39,7 @@ MOST_TRIES = 4  # frames of a FLAC whose checksum is computed, which takes 50 ms
 FRAMES = 8  # images taken of a video
 SLACK = 0.5  # s by which a segment may exceed its file, as lengths are often rounded
 # Samples up to which all of a clip is read at once: 10 s at 48 kHz, as opening twice costs more. A
-# file that stays open, see `keep_handle`, is sought in from 2.5 s at 16 kHz.
+# format in which one can seek opens faster: from 2.5 s at 16 kHz only the part in use is read.
 MAX_READ_AT_ONCE = 480_000
 MAX_READ_IF_SEEKABLE = 40_000
 # Values of all channels read at a time, so that only the averaged channel is kept whole.
@@ -49,23 +47,6 @@ BLOCK = 1 << 17
 # Recordings exceed full scale slightly (lossy codecs, resampling), never by 12 dB. Integers stored
 # as floats do, and would be clipped in almost every sample.
 MAX_PEAK = 4.0
-
-
-class _Kept(threading.local):
-    """The files that a thread keeps open, by the identity of their source, oldest first."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self.files: dict[int, tuple[Any, Any]] = {}
-
-    def here(self) -> dict[int, tuple[Any, Any]]:
-        """Return the files; those opened before a fork belong to the other process."""
-        if self.process != os.getpid():
-            self.process, self.files = os.getpid(), {}
-        return self.files
-
-
-_kept = _Kept()
 
 
 @cache
@@ -78,12 +59,13 @@ def _reader() -> Any:
 
         @cached_property
         def is_seekable(self) -> bool:
+            """Whether a part read after `seek` is exact: lossy formats carry state along."""
             return self.format in ("FLAC", "WAV", "WAVEX") and self.subtype.startswith(
                 ("PCM_", "FLOAT")
             )
 
         def seekable(self) -> bool:
-            return not is_seekable(self) and super().seekable()  # asked by `read`, not by `seek`
+            return not self.is_seekable and super().seekable()  # asked by `read`, not by `seek`
 
     return Reader
 
@@ -94,44 +76,6 @@ class _View(mmap.mmap):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> None:
         start = (0, self.tell(), len(self))[whence]
         super().seek(min(start + offset, len(self)))
-
-
-def open_handle(source: Path | bytes, repair: Repair | None = None) -> Any:
-    """Open a file, as a `soundfile.SoundFile`, with another length in its header if need be."""
-    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
-    if repair is not None:
-        if isinstance(source, Path):
-            with source.open("rb") as opened:
-                file = _View(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        file.seek(repair.field)
-        file.write(repair.length)
-        file.seek(0)
-    return _reader()(file)
-
-
-def is_seekable(file: Any) -> bool:
-    """Return whether a part read after `seek` is exact: lossy formats carry state along."""
-    return bool(file.is_seekable)
-
-
-def is_kept(source: Path | bytes, file: Any) -> bool:
-    """Return whether the file of a source stays open after use."""
-    return _kept.here().get(id(source), (None, None))[1] is file
-
-
-def keep_handle(source: Path | bytes, file: Any) -> None:
-    """Keep a seekable file open until `take_handle`, or until too many are kept after it."""
-    files = _kept.here()
-    if not is_seekable(file):
-        return
-    while len(files) >= MOST_KEPT:
-        files.pop(next(iter(files)))[1].close()
-    files[id(source)] = (source, file)
-
-
-def take_handle(source: Path | bytes) -> Any:
-    """Return the open file of a source, the very object, and forget it; None: not kept."""
-    return _kept.here().pop(id(source), (None, None))[1]
 
 
 @dataclass(frozen=True)
@@ -466,10 +410,8 @@ class AudioFile:
     def read(self, start: int, count: int) -> Tensor:
         """Return samples `start` to `start + count`, float32 (count,); fewer at the end."""
         count = min(count, self.frames - start)
-        handle = take_handle(self.source)
-        if handle is None:
-            _size(self.source, name_of(self.source))
-        with _open(self.source, self.repair, handle) as file:
+        _size(self.source, name_of(self.source))
+        with _open(self.source, self.repair) as file:
             _go_to(file, self.offset + start)
             samples = _read_mono(file, count)
         if len(samples) < count:
@@ -511,9 +453,7 @@ def decode_audio(source: Any) -> Audio | AudioFile:
         if frames > 2**48:  # libsndfile's value for a FLAC without a length in its header
             frames = _count_frames(source, name)
         first, count = part.samples(frames, rate, name)
-        seekable = MAX_READ_IF_SEEKABLE if is_seekable(file) else MAX_READ_AT_ONCE
-        if count > min(seekable, MAX_READ_AT_ONCE):
-            keep_handle(source, file)
+        if count > (MAX_READ_IF_SEEKABLE if file.is_seekable else MAX_READ_AT_ONCE):
             return AudioFile(source, rate, count, first, repair)
         if first:
             _go_to(file, first)
@@ -600,7 +540,7 @@ def _pass_over(file: Any, count: int) -> int:
 
 def _go_to(file: Any, frame: int) -> None:
     """Move a file to a frame; one that cannot seek has just been opened."""
-    if is_seekable(file) or file.seekable():
+    if file.is_seekable or file.seekable():
         file.seek(frame)
     else:
         _pass_over(file, frame)
@@ -624,22 +564,24 @@ def _size(source: Path | bytes, name: str) -> int:
 
 
 @contextmanager
-def _open(source: Path | bytes, repair: Repair | None = None, opened: Any = None) -> Iterator[Any]:
-    """Open a clip, unless `opened` is its handle; it is closed after use but for `keep_handle`."""
+def _open(source: Path | bytes, repair: Repair | None = None) -> Iterator[Any]:
+    """Open a clip, with another length in its header if need be; an error says what it is."""
     import soundfile
 
-    name = name_of(source)
-    file = opened
+    file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    if repair is not None:
+        if isinstance(source, Path):
+            with source.open("rb") as opened:
+                file = _View(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        file.seek(repair.field)
+        file.write(repair.length)
+        file.seek(0)
     try:
-        file = open_handle(source, repair) if opened is None else opened
-        yield file
+        with _reader()(file) as clip:
+            yield clip
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        hint = _conversion_hint(source)
-        reason = hint or f": {one_line(error)}"
-        raise FusionZooError(f"{name} cannot be read as audio{reason}") from error
-    finally:
-        if file is not None and not is_kept(source, file):
-            file.close()
+        reason = _conversion_hint(source) or f": {one_line(error)}"
+        raise FusionZooError(f"{name_of(source)} cannot be read as audio{reason}") from error
 
 
 def name_of(source: Path | bytes) -> str:

@@ -6,12 +6,11 @@ import io
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -33,7 +32,6 @@ from .arrays import HDF5, ZIP, ArrayItem, find_item
 from .audio import Segment, decode_audio, is_video
 from .budgets import check_budget, check_image, check_shape, file_size
 from .formats import how_to_convert
-from .items import decode_items
 from .ranges import DEEP, Range, scaled_to_bytes
 from .video import decode_video
 
@@ -77,14 +75,11 @@ except BaseException as error:  # a panic in Rust is not an Exception
     sys.exit(" ".join(str(error).split()))
 sys.stdout.buffer.write(image)
 """
-FRAMES = (0xC0, 0xC1, 0xC2)  # markers of baseline, extended and progressive frames
-BEFORE_FRAME = (*range(0xE0, 0xF0), 0xFE, 0xDB, 0xC4, 0xDD)  # APPn, COM, DQT, DHT, DRI
 ORIENTATION = 0x0112  # in EXIF
 TURNS: dict[Any, tuple[bool, tuple[int, ...]]] = {  # transposed or not, then flipped dimensions
     **{2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,))},
     **{5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))},
 }
-EXIF = b"Exif\0\0"
 ARRAY_FILES = (".npy", *ZIP, *HDF5)
 T = TypeVar("T")
 # Of Pillow's formats; some others run a program (EPS runs Ghostscript).
@@ -124,76 +119,6 @@ def render(data: bytes, path: str) -> bytes:
 
 def _too_costly(path: str, limit: str) -> FusionZooError:
     return FusionZooError(f"{path} takes more than {limit} to render: store it as a PNG")
-
-
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a plain JPEG; None where only a full reader can tell.
-
-    Follows the segments from the start to the frame, as libjpeg does; at anything else than a
-    segment of known kind it gives up.
-
-    >>> jpeg_size(b"\\xff\\xd8\\xff\\xc0\\x00\\x0b\\x08\\x00\\x10\\x00\\x20\\x01")
-    (32, 16)
-    >>> jpeg_size(b"\\xff\\xd8junk")
-    """
-    if not data.startswith(b"\xff\xd8"):
-        return None
-    position = 2
-    while position + 9 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker in FRAMES:
-            height = int.from_bytes(data[position + 5 : position + 7])
-            width = int.from_bytes(data[position + 7 : position + 9])
-            return (width, height) if width and height else None
-        length = int.from_bytes(data[position + 2 : position + 4])
-        if marker not in BEFORE_FRAME or length < 2:
-            return None
-        position += 2 + length
-    return None
-
-
-def jpeg_orientation(data: bytes) -> int | None:
-    """Return the orientation in a JPEG's EXIF, 1 where there is none; None: Pillow has to tell.
-
-    Pillow takes a fifth of the time of decoding to tell, so plain files are spared that.
-    """
-    exif, has_xmp, position = b"", False, 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xDA:  # where the pixels start
-            break
-        end = position + 2 + (data[position + 2] << 8) + data[position + 3]
-        if marker == 0xE1:
-            metadata = data[position + 4 : end]
-            if metadata.startswith(EXIF) and exif:
-                return None
-            if metadata.startswith(EXIF):
-                exif = metadata
-            has_xmp |= b"Orientation" in metadata
-        position = end
-    else:
-        return None
-    orientation = _exif_orientation(exif[len(EXIF) :]) if exif else 0
-    return orientation or (None if has_xmp or orientation is None else 1)
-
-
-def _exif_orientation(exif: bytes) -> int | None:
-    """Return the orientation in the first directory, 0 if it has none; None if it is unusual."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
-    if order is None or len(exif) < 8:
-        return None
-    (start,) = struct.unpack(f"{order}I", exif[4:8])
-    count = int.from_bytes(exif[start : start + 2], "little" if order == "<" else "big")
-    entries = exif[start + 2 : start + 2 + 12 * count]
-    if len(entries) < 12 * count:
-        return None
-    orientation = 0
-    for tag, kind, number, value in struct.iter_unpack(f"{order}HHIH2x", entries):
-        if tag == ORIENTATION:
-            if (kind, number) != (3, 1):  # a single number of 16 bits
-                return None
-            orientation = value
-    return orientation
 
 
 def decode_array(source: Any, ndim: int, name: str = "") -> Tensor:
@@ -239,6 +164,27 @@ def decode(kind: str, value: Any, image_range: Range | None = None) -> Any:
     return decode_array(value, 1 if kind == "vector" else 2)
 
 
+def decode_items(values: Sequence[Any], decode_one: Callable[[Any], Any]) -> Any:
+    """Decode each item of a list, videos as several images; a single item gives the item itself."""
+    decoded: list[Any] = []
+    for item in each_item(values, decode_one):
+        decoded += item if isinstance(item, list) else [item]
+        pixels = sum(x[0].numel() for x in decoded if isinstance(x, Tensor))
+        check_budget("pixels of all images", pixels, "the list")
+    if not decoded:
+        raise FusionZooError("the list is empty")
+    return decoded[0] if len(decoded) == 1 else decoded
+
+
+def each_item(values: Sequence[Any], read: Callable[[Any], T]) -> Iterator[T]:
+    """Read the items of a list in turn; an error names the item."""
+    check_budget("items", len(values), "the list")
+    for number, value in enumerate(values, start=1):
+        with located(f"item {number} of {len(values)}"):
+            item = read(value)
+        yield item
+
+
 def _decode_item(kind: str, part: Segment) -> Any:
     """Decode a value in an array; errors name its file, key and row."""
     item: ArrayItem = part.source
@@ -270,15 +216,11 @@ def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
     path, data = _read(source, "image file")
     is_drawing = path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
     data = render(data, path) if is_drawing else data
-    if not data.startswith(b"\xff\xd8\xff"):
-        with _pillow_warnings_named(path):
-            return _load(_open(data, path), path, image_range)
-    size, orientation = jpeg_size(data), jpeg_orientation(data)
-    if size is None or orientation is None:
-        with _pillow_warnings_named(path):
-            orientation = _orientation(_open(data, path), path)  # reads the header only
-    else:
-        check_image(*size, path)
+    with _pillow_warnings_named(path):
+        image = _open(data, path)  # its header; the pixels of a JPEG torchvision decodes faster
+        if not data.startswith(b"\xff\xd8\xff"):
+            return _load(image, path, image_range)
+        orientation = _orientation(image, path)
     return _turned(_decode_jpeg(data, path), orientation)
 
 

@@ -243,19 +243,6 @@ def _other_date(cell: str, detail: str) -> str:
     return f"which is no date of {DATE_WORDS[order]}, as the model was trained on"
 
 
-def refuse_without_weights(spec: DataSpec) -> None:
-    """Raise an error if a table to evaluate lacks the column of weights."""
-    name = spec.settings.get("weight_column")
-    if spec.loaded is None or name is None:
-        return
-    names = spec.table.column_names
-    if fold(name) not in {fold(x) for x in names}:
-        raise FusionZooError(
-            f"{spec.source} has no column {name!r}{near_column(name, names)}, by which training"
-            " was weighted: --data.weight_column names another, or none"
-        )
-
-
 def refuse_without_labels(
     spec: DataSpec, targets: Sequence[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:

@@ -136,23 +136,23 @@ def _with_own_target(settings: dict[str, Any]) -> DataSpec:
 def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedTable:
     """Read the table; of a workbook the sheet that has the targets, which is set if it is not the
     first."""
-    root = settings.get("root")
     if not has_open_sheet(settings):
         return load_table_of(settings)
-    refused = _refusal(settings, target)
-    if not isinstance(refused, FusionZooError):
-        return refused
-    names = sheet_names(settings)
-    for name in names if len(names) > 1 else ():
-        loaded = _refusal({**settings, "sheet": name}, target)
-        if isinstance(loaded, LoadedTable):
+    names, refusals = sheet_names(settings), []
+    for name in ["", *names]:
+        try:
+            loaded = load_table_of({**settings, "sheet": name})
+            _targets(target, loaded)
+        except FusionZooError as error:
+            refusals.append(error)
+            continue
+        if name:
             settings["sheet"] = name
-            return loaded
+        return loaded
     if len(names) < 2:
-        raise refused
-    raise FusionZooError(
-        f"{root}: no sheet of {', '.join(names)} has the columns of --target: {refused}"
-    )
+        raise refusals[0]
+    problem = f"no sheet of {', '.join(names)} has the columns of --target: {refusals[0]}"
+    raise FusionZooError(f"{settings['root']}: {problem}")
 
 
 def has_open_sheet(settings: Mapping[str, Any]) -> bool:
@@ -165,18 +165,6 @@ def sheet_names(settings: Mapping[str, Any]) -> list[str]:
     """Return the names of the sheets of the workbook that is `root`."""
     path = Path(str(settings["root"])).expanduser()
     return reader_of(path).sheets(path)
-
-
-def _refusal(
-    settings: Mapping[str, Any], target: str | Sequence[str]
-) -> LoadedTable | FusionZooError:
-    """Return the table if it has the targets, else the error that says so."""
-    try:
-        loaded = load_table_of(settings)
-        _targets(target, loaded)
-    except FusionZooError as error:
-        return error
-    return loaded
 
 
 def _targets(target: str | Sequence[str], loaded: LoadedTable) -> list[str]:

@@ -20,10 +20,10 @@ from fusionzoo.ground.cells import fold
 from fusionzoo.structures import KINDS
 
 from ..media.formats import SUFFIXES
-from ..sources.columns import HUGGING_FACE, TEXT_TYPES
+from ..sources.columns import HUGGING_FACE
 from ..sources.in_memory import is_table, read_objects
 from ..sources.table_settings import TableSettings
-from ..tables.arrow import is_list_of_text
+from ..tables.arrow import is_list_of_text, is_text
 from ..tables.provenance import FUSIONZOO, LoadedTable
 from ..tables.table import NOT_FILES, word_list
 
@@ -102,7 +102,7 @@ def _path_columns(settings: Mapping[str, Any], table: pa.Table) -> list[str]:
     return [
         field.name
         for field in table.schema
-        if (is_list_of_text(field.type) or any(is_type(field.type) for is_type in TEXT_TYPES))
+        if (is_list_of_text(field.type) or is_text(field.type))
         and (fold(field.name) in path_columns or _are_files(table[field.name]))
     ]
 

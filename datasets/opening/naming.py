@@ -87,21 +87,11 @@ def resolve_name(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_name(text: str) -> bool:
     """Whether text is the name of a data set: no URL or file of a table, which need no look."""
-    if _names_a_table(text):
+    if is_url(text) or can_read(Path(text)):
         return False
     from ..base import DATASETS
 
     return text in DATASETS
-
-
-def is_path(text: str) -> bool:
-    """Whether text that may name a data set is the path of a manifest or folder."""
-    return _names_a_table(text) or (not is_name(text) and Path(text).exists())
-
-
-def _names_a_table(text: str) -> bool:
-    """Whether text alone tells that it is a URL or the file of a table."""
-    return is_url(text) or can_read(Path(text))
 
 
 def view_of(dataset: PairedDataset, settings: Mapping[str, Any]) -> PairedDataset:

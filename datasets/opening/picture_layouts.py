@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.files import read_json_object
 
 from ..tables.splits import USUAL_NAMES as SPLITS
 from .layout_files import (
@@ -52,13 +53,12 @@ def hateful_memes(top: Path) -> LayoutTable:
 
 def mm_imdb(top: Path) -> LayoutTable:
     """MM-IMDb: `split.json` and `dataset/<id>.jpeg`, `dataset/<id>.json` with plot and genres."""
-    listed = first_of(top, ("split.json",))
-    splits = json_object(listed.read_text(encoding="utf-8"), str(listed))
+    splits = read_json_object(first_of(top, ("split.json",)))
     rows = []
     for name, keys in splits.items():
         for key in keys:
             path = first_of(top, (f"dataset/{key}.json",))
-            film = json_object(path.read_text(encoding="utf-8"), str(path))
+            film = read_json_object(path)
             plots = film.get("plot") or []
             plots = [plots] if isinstance(plots, str) else plots
             image = existing(top, f"dataset/{key}.jpeg")

@@ -43,8 +43,8 @@ class Blocks(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": OrderedDict()}
 
-    def blocks_of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the blocks that rows are in."""
+    def blocks_of(self, rows: Any) -> Any:
+        """Return the blocks that rows, or a row, are in."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def identity(self) -> list[Any]:
@@ -59,7 +59,7 @@ class Blocks(ABC):
         if self._process != os.getpid():
             self._process = os.getpid()
             self._forget_files()
-        block = int(np.searchsorted(self.starts, row, side="right")) - 1
+        block = int(self.blocks_of(row))
         key = (block, self._part(column))
         if key in self._cache:
             self._cache.move_to_end(key)
@@ -171,17 +171,17 @@ class TarBlocks(Blocks):
     def member(self, row: int, column: str) -> bytes | list[bytes]:
         """Return the bytes of a row's member, or of each item of a list."""
         data, _ = self.read(row, column)
-        file, block = self.places[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        file, block = self.places[int(self.blocks_of(row))]
         starts, sizes = self.offsets[column][row], self.sizes[column][row]
         has_items = isinstance(starts, pa.Scalar)
         places = (x.as_py() if has_items else [int(x)] for x in (starts, sizes))
-        members = []
-        for offset, size in zip(*places, strict=True):
-            start = offset - self.files[file].ranges[block][0]
-            if not (size >= 0 and 0 <= start <= start + size <= len(data)):
-                where = self.storage.where(self.files[file].name)
-                raise FusionZooError(f"{where}: the place of a member is outside of its block")
-            members.append(bytes(memoryview(data)[start : start + size]))
+        where, members = self.storage.where(self.files[file].name), []
+        with explained(f"{where}: the place of a member is outside of its block", ValueError):
+            for offset, size in zip(*places, strict=True):
+                start = offset - self.files[file].ranges[block][0]
+                if not (size >= 0 and 0 <= start <= start + size <= len(data)):
+                    raise ValueError(f"{size:,} bytes from byte {offset:,}")
+                members.append(bytes(memoryview(data)[start : start + size]))
         return members if has_items else members[0]
 
     def _part(self, column: str) -> str:

@@ -8,25 +8,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from fusionzoo.errors import FusionZooError, explained
+from fusionzoo.errors import FusionZooError, check_known, explained
 
 from ..tables.parquet import files_by_split, is_parquet_folder, is_saved_folder, read_saved_folder
 from ..tables.provenance import LoadedTable, with_kinds
 from .blocks import Blocks, ParquetBlocks, TarBlocks
 from .foreign import open_parquet_files, open_tar_files
-from .order import check_items, has_items, stored_cells, stored_items
+from .order import stored_cells
 from .storage import (
     BYTES,
     LISTED,
     NAME,
     OFFSETS,
+    SAMPLES,
     STORED,
     ShardIndex,
     Storage,
     is_url,
     read_index,
     read_samples,
-    stored_sizes,
+    stored_entries,
     warn_of_missing_checksums,
 )
 
@@ -60,21 +61,16 @@ def open_index(storage: Storage, index: ShardIndex) -> LoadedTable:
     table = read_samples(storage, index.samples_sha256)
     num_rows = sum(sum(file.blocks) for file in index.files)
     stored = [name for name, kind in index.kinds.items() if kind in STORED]
-    missing = [
-        name for name in (*index.kinds, *(stored and [BYTES])) if name not in table.schema.names
-    ]
-    if missing:
-        raise FusionZooError(f"{storage} has no column {missing[0]!r} in its index")
-    lists = [name for name in stored if has_items(table, name)]
-    entries = {name: stored_items if name in lists else stored_sizes for name in stored}
-    sizes = {name: read(table, BYTES, name, num_rows) for name, read in entries.items()}
-    if index.format == "webdataset":
-        offsets = {name: read(table, OFFSETS, name, num_rows) for name, read in entries.items()}
-        for name in lists:
-            check_items(offsets[name], sizes[name], name)
-        blocks: Blocks = TarBlocks(storage, index.files, offsets, sizes)
-    else:
-        blocks = ParquetBlocks(storage, index.files)
+    for name in index.kinds:
+        check_known(name, table.column_names, f"{storage} has no column {name!r} in its index")
+    with explained(
+        f"{storage.where(SAMPLES)} does not fit the shards", KeyError, pa.ArrowException
+    ):
+        sizes = {name: stored_entries(table, BYTES, name, num_rows) for name in stored}
+        blocks: Blocks = ParquetBlocks(storage, index.files)
+        if index.format == "webdataset":
+            offsets = {name: stored_entries(table, OFFSETS, name, num_rows) for name in stored}
+            blocks = TarBlocks(storage, index.files, offsets, sizes)
     memory = {name: stored_cells(blocks, name, index.kinds[name], sizes[name]) for name in stored}
     table = table.drop_columns([x for x in (BYTES, OFFSETS) if x in table.column_names])
     table = table.replace_schema_metadata(with_kinds(pa.schema([]), index.kinds).metadata)

@@ -332,25 +332,21 @@ def read_samples(storage: Storage, digest: str = "") -> pa.Table:
         return table
 
 
-def stored_sizes(table: pa.Table, column: str, name: str, num_rows: int) -> np.ndarray:
-    """Return the entries of a struct of `samples.arrow` by row of the shards; -1 without one."""
-    rows, numbers = struct_entries(table, column, name, num_rows)
-    by_row = np.full(num_rows, -1, np.int64)
-    by_row[rows] = pc.fill_null(numbers, -1).to_numpy()
-    return by_row
-
-
-def struct_entries(
-    table: pa.Table, column: str, name: str, num_rows: int
-) -> tuple[np.ndarray, pa.ChunkedArray]:
-    """Return the rows of the shards that have a value, and its entries in a struct."""
-    numbers = pc.struct_field(table.column(column), name)
+def stored_entries(table: pa.Table, column: str, name: str, num_rows: int) -> Any:
+    """Return the entries of a struct of `samples.arrow` by row of the shards: numbers, int64 (N,),
+    -1 without one, or an Arrow array of lists with a number of each item, null without one."""
     rows = table.column(name)
-    known = rows.is_valid()
-    places = rows.filter(known).to_numpy()
-    if len(places) and not 0 <= places.min() <= places.max() < num_rows:
-        raise FusionZooError(f"{SAMPLES}: {name} names rows outside of the shards")
-    return places, numbers.filter(known)
+    places = rows.drop_null().to_numpy()
+    entries = pc.struct_field(table.column(column), name).filter(rows.is_valid()).combine_chunks()
+    is_whole = entries.type != ITEMS or not (entries.null_count or entries.flatten().null_count)
+    if len(places) and not (is_whole and 0 <= places.min() <= places.max() < num_rows):
+        raise FusionZooError(
+            f"{SAMPLES}: {column} of {name} does not fit the shards: copy it again"
+        )
+    positions = np.full(num_rows, -1, np.int64)
+    positions[places] = np.arange(len(places))
+    by_row = entries.take(pa.array(positions, mask=positions < 0))
+    return by_row if entries.type == ITEMS else pc.fill_null(by_row, -1).to_numpy()
 
 
 def _check(index: ShardIndex, *, needs_kinds: bool) -> None:

@@ -18,9 +18,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.ground.resampling import resampler
 
 from ..media.audio import Segment, is_video
-from ..media.decode import decode
+from ..media.decode import decode, each_item
 from ..media.encode import media_bytes
-from ..media.items import each_item
 from ..media.ranges import is_deep
 from ..tables.provenance import with_kinds
 from .storage import STORED

@@ -106,11 +106,9 @@ def _open(array: ArrayItem, ids_array: ArrayItem | None, kind: str | None) -> _V
     if names and not key and len(names) > 1 and FEATURES in names:
         key = FEATURES
     members = group_names(path, key) if key else (names if len(names) > 1 else None)
-    if members is not None:
+    if members:
         keys = [f"{key}/{name}" if key else name for name in members]
         items = NamedArrays(path, keys, array.rate)
-        if not keys:
-            raise FusionZooError(f"{array} holds no array")
         first = open_array(path, keys[0])
         about = f"{len(keys):,} arrays in {path.name}, by id"
         return _Values(

@@ -28,7 +28,7 @@ from fusionzoo.targets import (
 )
 
 from ..media.arrays import DIMENSIONS
-from ..tables.arrow import ArrowColumn, first_true, flat, is_list, read_each
+from ..tables.arrow import ArrowColumn, first_true, flat, is_list, is_text, read_each
 from ..tables.paths import refuse
 from ..tables.provenance import FUSIONZOO, INDEX, MEDIA, TARGET, LoadedTable, RowNumbers
 from ..tables.splits import one_spelling
@@ -42,7 +42,6 @@ NUMBERS = ("regression", "ordinal")  # standard kinds of label columns that hold
 
 
 LIST = r"^\s*(\[[\s\S]*\]|\{[\s\S]*\}|set\(\))\s*$"  # or a set
-TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMBER_LISTS = pa.float64()
 HUGGING_FACE = b"huggingface"  # key of a schema's metadata
 
@@ -73,13 +72,12 @@ class Columns:
                 continue
             first = self._positions.setdefault(fold(name), position)
             if first != position:
-                refuse(
+                problem = (
                     f"the columns {table.column_names[first]!r} and {name!r} have the same name if"
-                    " spaces and case are ignored: rename one of them",
-                    "column",
-                    where=f"{source}: ",
-                    column=name,
+                    " spaces and case are ignored: rename one of them"
                 )
+                with located(source):
+                    refuse(problem, "column", column=name)
 
     def __contains__(self, role: str) -> bool:
         return fold(self.roles.get(role, role)) in self._positions
@@ -181,7 +179,7 @@ class Columns:
         numbers and categories stay as they are.
         """
         column = self.values(role)
-        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+        if not is_text(column.type):
             return column
         text = column.cast(pa.string())
         stripped = pc.utf8_trim_whitespace(text)
@@ -206,7 +204,7 @@ class Columns:
         column = self.values(role)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if not any(is_type(column.type) for is_type in TEXT_TYPES):
+        if not is_text(column.type):
             return self._decimal_points_in_lists(column)
         text = column.cast(pa.string())
         return self._without_missing(role, text, pc.utf8_trim_whitespace(text), True)
@@ -274,9 +272,7 @@ def gather_columns(
     table = loaded.table
     columns = Columns(loaded, {}, settings)
     plain = {
-        role: _one_column(role, name)
-        for role, name in roles.items()
-        if not _is_tabular(role, kinds)
+        role: one_column(role, name) for role, name in roles.items() if not _is_tabular(role, kinds)
     }
     gathered = {
         name: _columns_of(name, roles, columns)
@@ -354,7 +350,8 @@ def _is_tabular(name: str, kinds: Mapping[str, str]) -> bool:
     return kinds.get(name, name) == "tabular"
 
 
-def _one_column(role: str, name: str | Sequence[str]) -> str:
+def one_column(role: str, name: str | Sequence[str]) -> str:
+    """Return the only column of a role; several are an error."""
     if isinstance(name, str):
         return name
     raise FusionZooError(f"--data.columns.{role} takes one column, found {list(name)}")

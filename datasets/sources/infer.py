@@ -19,8 +19,8 @@ from fusionzoo.targets import decimal_hint, read_list
 
 from ..media.arrays import DIMENSIONS, find_item
 from ..media.formats import SUFFIXES, VIDEOS
-from ..tables.arrow import ArrowColumn, is_list
-from ..tables.table import FEW_EACH, MANY, SEPARATORS, word_list, words_recur
+from ..tables.arrow import ArrowColumn, is_list, is_text
+from ..tables.table import MANY, word_list
 from .cell_kinds import (
     CATEGORY,
     DATE,
@@ -31,13 +31,14 @@ from .cell_kinds import (
     number_and_unit,
     without_thousands,
 )
-from .columns import TEXT_TYPES
 from .table_settings import NA
 
 VECTOR = "vector"
 ARRAY = "array"  # files of arrays, whose dimensions tell whether they are vectors or sequences
 ID, EMPTY, CONSTANT, OTHER, GROUP, TARGET = "id", "empty", "constant", "other", "group", "target"
 LEFT_OUT = (ID, EMPTY, CONSTANT, OTHER, NONE)
+FEW_EACH = 10  # samples per integer on average, below which they may be quantities
+SEPARATORS = (";", ",", "|", "/")
 MANY_CATEGORIES = 50  # said above this
 NEARLY_ALL = 0.9  # of the cells: so many different ones make codes an id
 FREE_TEXT_WORDS = 3.0  # on average, from which on cells are sentences
@@ -63,10 +64,6 @@ GRADE_NAME = re.compile(
     r"|stufen?|schweregrad|bewertung|sterne|stadium)($|[\W_])"
 )
 MAX_LEVELS = 11  # 0 to 10
-PLAIN_TYPES = (
-    *(*TEXT_TYPES, pa.types.is_boolean, pa.types.is_integer),
-    *(pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal),
-)
 ID_NAME = re.compile(r"(.*[\s_\-.])?(id|uid|uuid|key|index|idx|nr|no|nummer|number|row|zeile)\.?")
 
 
@@ -111,7 +108,10 @@ def is_plain(kind: pa.DataType) -> bool:
     """Whether cells of an Arrow type can be written as text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_null(kind) or any(is_type(kind) for is_type in PLAIN_TYPES)
+    types = pa.types
+    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    is_other = types.is_boolean(kind) or types.is_temporal(kind) or types.is_null(kind)
+    return bool(is_text(kind) or is_number or is_other)
 
 
 def find_arrays(name: str, values: Iterable[Any]) -> ColumnFinding:
@@ -386,9 +386,58 @@ def target_kind(name: str, column: ArrowColumn, missing: Collection[str] = NA) -
     array = pa.array(distinct, pa.string())
     for separator in SEPARATORS:
         several = sum(n for cell, n in cells.counts.items() if separator in cell)
-        if several >= 0.05 * cells.num_cells and words_recur(array, separator):
+        if several >= 0.05 * cells.num_cells and _words_recur(array, separator):
             return TargetKind("multilabel", separator)
     return TargetKind("classification")
+
+
+def objective_hint(labels: ArrowColumn) -> str:
+    """Return which objective would fit a column of classes better, as `target_kind` finds it.
+
+    >>> objective_hint(pa.array(["sun, sea", "sun", "sea"]))[:49]
+    "targets such as 'sun, sea' are lists of labels: -"
+    """
+    distinct = labels.drop_null().unique().to_pylist()
+    found = target_kind("", labels, ())
+    if found.kind == "multilabel":
+        example = next((x for x in distinct if found.separator in x), distinct[0])
+        flag = f" --data.label_separator {_shell(found.separator)}" * (found.separator != ";")
+        return f"targets such as {example!r} are lists of labels: --objective.name multilabel{flag}"
+    if found.kind == "regression" and not found.cells:
+        flags = "--objective.name regression" + " --data.decimal ," * found.comma
+        return f"the {len(distinct):,} different targets are numbers: {flags} learns them as such"
+    if len(distinct) == len(labels) - labels.null_count > 2:
+        return (
+            f"each of the {len(distinct):,} targets occurs once, so there are no classes to learn:"
+            " --data.columns.target names another column, --objective.name regression learns"
+            " numbers, multilabel several labels in a cell"
+        )
+    return ""
+
+
+def separator_hint(name: str, classes: Sequence[str]) -> str:
+    """Return a hint at labels of a multilabel target that look like several, or nothing."""
+    separator = target_kind(name, pa.array(classes, pa.string()), ()).separator
+    if separator == ";":
+        return ""
+    example = next(label for label in classes if separator in label)
+    flag = f"--data.label_separator {_shell(separator)}"
+    return f"labels of {name} such as {example!r} look like several: {flag}"
+
+
+def _words_recur(cells: ArrowColumn, separator: str) -> bool:
+    """Return whether cells divide into words of which one is a cell, too, or that are few."""
+    parts = pc.list_flatten(pc.split_pattern(cells, separator))
+    words = pc.utf8_trim_whitespace(parts)
+    distinct = words.unique()
+    several = cells.filter(pc.match_substring(cells, separator))
+    in_several = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, separator)))
+    alone = pc.any(pc.is_in(in_several, value_set=cells)).as_py()
+    return bool(alone) or len(distinct) < len(cells) or len(distinct) < len(words) / 2
+
+
+def _shell(separator: str) -> str:
+    return f"'{separator}'" if separator in ";|" else separator
 
 
 def tells_alone(column: ArrowColumn, kind: str, target: ArrowColumn, target_kind: str) -> bool:

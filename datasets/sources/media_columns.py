@@ -14,17 +14,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, located
 
 from ..media.audio import spread
 from ..media.budgets import check_budget
 from ..media.decode import media_value
 from ..media.formats import VIDEOS
-from ..tables.arrow import BINARY_TYPES, ArrowColumn, first_true, is_list_of_text, row_numbers
+from ..tables.arrow import (
+    BINARY_TYPES,
+    ArrowColumn,
+    first_true,
+    is_list_of_text,
+    row_numbers,
+    values_and_paths,
+)
 from ..tables.paths import PathChecker, is_collecting, refuse
 from ..tables.provenance import LoadedTable, Provenance
 from ..tables.table import EDGES, Samples
-from .columns import Columns
+from .columns import Columns, one_column
 from .table_settings import Roles, TableSettings
 
 SEVERAL = ("image", "audio")  # kinds of which a sample may have several items
@@ -45,17 +52,7 @@ class ArrowCells:
 
     def paths(self) -> list[tuple[int, str]]:
         """Return row and path of the cells that have a path and no bytes."""
-        if pa.types.is_list(self.column.type):
-            rows = pc.list_parent_indices(self.column).to_pylist()
-            inner = ArrowCells(pc.list_flatten(self.column), self.root).paths()
-            return [(rows[position], path) for position, path in inner]
-        if "path" not in _field_names(self.column.type):
-            return []
-        paths = pc.struct_field(self.column, "path")
-        if "bytes" in _field_names(self.column.type):
-            empty = pc.struct_field(self.column, "bytes").is_null()
-            paths = pc.if_else(empty, paths, pa.scalar(None, paths.type))
-        return [(row, path) for row, path in enumerate(paths.to_pylist()) if path is not None]
+        return values_and_paths(self.column)[1]
 
 
 def take_out(
@@ -70,7 +67,7 @@ def take_out(
             continue
         column = table.column(position)
         cells[field.name] = ArrowCells(column, root)
-        numbers = row_numbers(_has_value(column).to_numpy(zero_copy_only=False))
+        numbers = row_numbers(values_and_paths(column)[0])
         table = table.set_column(position, field.name, numbers)
     return table, cells
 
@@ -93,21 +90,6 @@ def check_cell_paths(dataset: Samples, must_exist: bool) -> None:
             problem = checker.problem(path)
             if problem:
                 raise FusionZooError(f"{dataset.sample_place(row)}: {name} {problem}")
-
-
-def _has_value(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return which cells have a value: bytes or a path, or a list that is not empty."""
-    if pa.types.is_list(column.type):
-        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False)
-    fields = [name for name in ("bytes", "path") if name in _field_names(column.type)]
-    if not fields:
-        return column.is_valid()
-    valid = [pc.struct_field(column, name).is_valid() for name in fields]
-    return pc.or_(valid[0], valid[-1])
-
-
-def _field_names(struct: pa.DataType) -> list[str]:
-    return [field.name for field in struct] if pa.types.is_struct(struct) else []
 
 
 def without_empty(
@@ -180,21 +162,17 @@ def expand_patterns(
         known: dict[str, list[str]] = {}
         cells: list[list[str] | None] = []
         for row, cell in enumerate(column.to_pylist()):
-            patterns = [cell] if isinstance(cell, str) else cell or []
             files = []
-            for pattern in patterns:
-                if pattern not in known:
-                    known[pattern] = _matches(pattern, root)
-                matches = spread(known[pattern], count)
-                if not matches:
-                    if must_match or is_collecting():
-                        message = (
-                            f"{name} cell {pattern!r} matches no file (--data.on_error missing)"
-                        )
-                        refuse(message, "path", where=f"{place(row)}: ", row=row, column=name)
-                    matches = [] if is_collecting() else [pattern]
-                files += matches
-            check_budget("items", len(files), f"{place(row)}: {name}")
+            with located(partial(place, row)):
+                for pattern in [cell] if isinstance(cell, str) else cell or []:
+                    if pattern not in known:
+                        known[pattern] = _matches(pattern, root)
+                    matches = spread(known[pattern], count)
+                    if not matches and (must_match or is_collecting()):
+                        advice = "matches no file (--data.on_error missing)"
+                        refuse(f"{name} cell {pattern!r} {advice}", "path", row=row, column=name)
+                    files += matches or ([] if is_collecting() else [pattern])
+                check_budget("items", len(files), name)
             cells.append(files or None)
         position = table.column_names.index(name)
         table = table.set_column(position, name, pa.array(cells, pa.list_(pa.string())))
@@ -233,9 +211,7 @@ def split_roles(settings: TableSettings) -> tuple[Roles, dict[str, str]]:
     for role, column in columns.items():
         is_edge = role in EDGES or role.endswith(tuple(f"_{edge}" for edge in EDGES))
         if is_edge and role not in (settings.kinds or {}):
-            if not isinstance(column, str):
-                raise FusionZooError(f"--data.columns.{role} takes one column, found {column}")
-            segments[role] = column
+            segments[role] = one_column(role, column)
     return {role: name for role, name in columns.items() if role not in segments}, segments
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, explained, list_names
+from fusionzoo.errors import FusionZooError, explained, list_names, located
 from fusionzoo.ground.cells import fold
 from fusionzoo.structures import KINDS
 
 from ..base import DEFAULTS, SharedSettings
 from ..paired import PairedDataset
-from ..tables.arrow import ArrowColumn, flat, is_list
+from ..tables.arrow import ArrowColumn, flat, is_list, is_text
 from ..tables.paths import is_collecting, labels_of_join, refuse, tell_apart
-from ..tables.provenance import MANY_OF, LoadedTable, Provenance, RowNumbers
+from ..tables.provenance import MANY_OF, LoadedTable, Provenance
 from ..tables.splits import (
     SPLITS,
     class_columns,
@@ -32,7 +31,6 @@ from ..tables.table import ROLES, word_list
 from .array_columns import ArrayColumns, gather_arrays
 from .cell_kinds import NONE, order_of, read_moments
 from .columns import (
-    TEXT_TYPES,
     Columns,
     apply_declared,
     cell_columns,
@@ -42,6 +40,7 @@ from .columns import (
     read_list_cells,
     role_columns,
 )
+from .infer import is_plain
 from .media_columns import (
     check_cell_paths,
     expand_patterns,
@@ -56,14 +55,6 @@ from .table_settings import Roles, TableSettings
 WHOLE, TRUTH = r"^(0|-?[1-9][0-9]{0,17})$", r"^([Tt]rue|[Ff]alse|TRUE|FALSE)$"
 TIME = "time_column"  # role of the column by whose times splits are made
 WEIGHT = "weight_column"  # role of the column that says how much each row counts
-SCALAR_TYPES = (
-    *TEXT_TYPES,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_boolean,
-    pa.types.is_temporal,
-    pa.types.is_decimal,
-)
 
 
 def gather(
@@ -91,7 +82,7 @@ def find_modalities(
     for name in kinds:
         table.require(name, f"--data.kinds.{name}")
     if WEIGHT in table.roles:
-        _refuse_as_weight(table, [*({*table.roles, *kinds} - {WEIGHT, TIME}), *labels])
+        _refuse_as_weight(table, [*ROLES, *({*table.roles, *kinds} - {WEIGHT, TIME}), *labels])
     roles = [x for x in (*ROLES, WEIGHT) if x in table.roles]
     taken = {table.position(name) for name in [*roles, *labels]}
     names = [name for name in table.roles if name not in (*ROLES, TIME, WEIGHT)]
@@ -126,21 +117,19 @@ def _no_modality(table: Columns, taken: Collection[int]) -> str:
     )
 
 
-def read_ids(table: Columns) -> ArrowColumn:
-    """Return the ids; without a column of them the rows' numbers from 0."""
-    if "id" not in table:
-        return pa.array(table.row_ids).cast(pa.string())
-    return table.text("id", words_missing=False)
+def read_ids(table: Columns, *, may_repeat: bool) -> tuple[ArrowColumn, dict[str, str] | None]:
+    """Return the ids; without a column of them the rows' numbers from 0.
 
-
-def _tell_apart(
-    ids: ArrowColumn, row_numbers: RowNumbers | None
-) -> tuple[ArrowColumn, dict[str, str]]:
-    """Return ids that are all different, and the table's own of those that were not."""
-    if len(ids.unique()) == len(ids):
-        return ids, {}
+    If they `may_repeat`, the ids returned all differ; return also the table's own of those changed.
+    """
+    if "id" in table:
+        ids = table.text("id", words_missing=False)
+    else:
+        ids = pa.array(table.row_ids).cast(pa.string())
+    if not may_repeat:
+        return ids, None
     in_table = ids.to_pylist()
-    different = tell_apart(in_table, row_numbers or RowNumbers())
+    different = tell_apart(in_table, table.row_numbers)
     changed = {x: y for x, y in zip(different, in_table, strict=True) if x != y}
     return pa.array(different, pa.string()), changed
 
@@ -174,33 +163,20 @@ def other_columns(table: Columns, taken: Container[str]) -> dict[str, ArrowColum
     for name in table.unused():
         if not name.strip() or name.strip() in taken or name.strip() in ROLES:
             continue
-        if _is_kept(table.table.schema.field(name).type):
+        kind = table.table.schema.field(name).type
+        is_kept = is_text(kind.value_type) if is_list(kind) else is_plain(kind)
+        if is_kept and not pa.types.is_null(kind):
             columns[name.strip()] = table.text(name)
     table.used = used
     return columns
 
 
-def _is_kept(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if is_list(kind):
-        return any(is_type(kind.value_type) for is_type in TEXT_TYPES)
-    return any(is_type(kind) for is_type in SCALAR_TYPES)
-
-
-class SplitColumn(NamedTuple):
-    """The splits of a table's rows and where they come from."""
-
-    column: ArrowColumn
-    rule: str
-    shares: tuple[float, ...] | None  # of splits made by hash
-
-
 def read_splits(
     table: Columns, columns: Mapping[str, ArrowColumn], modalities: Collection[str]
-) -> SplitColumn:
+) -> tuple[ArrowColumn, str, tuple[float, ...] | None]:
     """Return the splits of the column `split`, unless it is one of `modalities` or left out;
-    without one, made by a column of times, or by a hash of the group or id.
+    without one, made by a column of times, or by a hash of the group or id. Return also the rule
+    behind them, and the shares of those made by a hash.
 
     `columns` has the ids, groups and labels. Splits by hash have every class in each split where
     that is possible, see `make_splits`.
@@ -211,16 +187,15 @@ def read_splits(
     if has_splits and TIME in table.roles:
         raise FusionZooError(f"{table.source} has splits: leave out --data.time_column")
     if has_splits:
-        return SplitColumn(*_read_column(table, columns["id"]), None)
+        return *_read_column(table, columns["id"]), None
     key = "group" if "group" in columns else "id"
     if TIME in table.roles:
-        return SplitColumn(*_by_time(table, columns[key]), None)
+        return *_by_time(table, columns[key]), None
     labels = class_columns(columns, table.settings.label_kinds)
     by_hash = make_splits(columns[key], labels, table.settings.shares, unique=key == "id")
     name = repr(table.name(key)) if key in table else "the row"
-    return SplitColumn(
-        by_hash.splits, f"by a hash of {name}{by_hash.rule}", tuple(table.settings.shares)
-    )
+    rule = f"by a hash of {name}{by_hash.rule}"
+    return by_hash.splits, rule, tuple(table.settings.shares)
 
 
 def _by_time(table: Columns, keys: ArrowColumn) -> tuple[ArrowColumn, str]:
@@ -251,14 +226,9 @@ def _read_column(table: Columns, ids: ArrowColumn) -> tuple[ArrowColumn, str]:
     """Return the column of splits, which must be complete, and the rule behind it."""
     splits, name = table.text("split"), table.name("split")
     for row in splits.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
-        refuse(
-            f"{name} is empty; write train, val or test, or remove the whole column for a split by"
-            " hash",
-            "split",
-            where=f"{table.where(row)}, sample {ids[row].as_py()!r}: ",
-            row=row,
-            column=name,
-        )
+        advice = "write train, val or test, or remove the whole column for a split by hash"
+        with located(f"{table.where(row)}, sample {ids[row].as_py()!r}"):
+            refuse(f"{name} is empty; {advice}", "split", row=row, column=name)
     splits, renamed = usual_splits(splits)
     return splits, f"column {name!r}{renamed_splits(renamed)}"
 
@@ -345,21 +315,19 @@ def _read_columns(
     names = find_modalities(table, kinds, labels)
     num_rows = len(table.table)
     values, notes = _read_values(table, names)
-    columns = {"id": read_ids(table), "target": pa.nulls(len(table.table), pa.string())}
+    ids, repeated = read_ids(table, may_repeat=provenance.repeated_ids is not None)
+    columns = {"id": ids, "target": pa.nulls(len(table.table), pa.string())}
     if "target" in table:
         columns["target"] = table.labels("target", label_kinds.get("target", ""))
     columns |= {name: table.labels(name, label_kinds.get(name, "")) for name in labels}
-    repeated = None
-    if provenance.repeated_ids is not None:
-        columns["id"], repeated = _tell_apart(columns["id"], table.row_numbers)
     groups, group_rule = read_groups(table, {table.position(x) for x in [*names, *labels]})
     if groups is not None:
         columns["group"] = pc.coalesce(groups, columns["id"])
-    splits = read_splits(table, columns, names)
+    splits, split_rule, shares = read_splits(table, columns, names)
     taken = {table.position(name) for name in ("id", "target", *names, *labels) if name in table}
     edges, segment_notes = read_segments(table, names, values, segments, taken)
-    columns |= {"split": splits.column, **edges, **values}
-    columns |= _read_weights(table, columns, [*names, *labels])
+    columns |= {"split": splits, **edges, **values}
+    columns |= _read_weights(table, columns)
     in_join = labels_of_join()
     read = targets if in_join is None else in_join
     if read is not None and "target" not in read and "target" in table:
@@ -382,8 +350,8 @@ def _read_columns(
         numbered="id" not in table,
         repeated_ids=repeated,
         empty_rows=num_rows - len(table.table),
-        split_rule=provenance.split_rule or splits.rule,
-        split_shares=splits.shares,
+        split_rule=provenance.split_rule or split_rule,
+        split_shares=shares,
         group_rule=group_rule,
         unused=tuple(name for name in table.unused() if name not in joined_labels),
         row_numbers=table.row_numbers,
@@ -408,14 +376,11 @@ def _type_of(table: Columns, role: str, cells: ArrowColumn) -> str:
     return f"{MANY_OF}{name}" if is_many else name
 
 
-def _read_weights(
-    table: Columns, columns: Mapping[str, ArrowColumn], taken: Sequence[str]
-) -> dict[str, ArrowColumn]:
+def _read_weights(table: Columns, columns: Collection[str]) -> dict[str, ArrowColumn]:
     """Return the column of weights as text with decimal points, under its own name, which is that
     of no other column."""
     if WEIGHT not in table.roles:
         return {}
-    _refuse_as_weight(table, [*ROLES, *taken])
     name = table.name(WEIGHT).strip()
     if name in columns:
         raise FusionZooError(f"{table.source}: {name!r} is a modality, too: rename the column")

@@ -8,15 +8,13 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -397,10 +395,9 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
     """
     path, delimiter, width = file.path, file.delimiter, table.num_columns
     for place, column in enumerate(table.columns):
-        rows = _cells_like_rows(column, delimiter, place, width) if width > 1 else []
-        if not rows:
+        cells = _cells_like_rows(column, delimiter, place, width) if width > 1 else {}
+        if not cells:
             continue
-        cells = {row: column[row].as_py() for row in rows}
         parts = {row: _parts_of_rows(cell, delimiter, place, width) for row, cell in cells.items()}
         lost = _first_of_known_parts(parts, table)
         if lost is None:
@@ -413,34 +410,24 @@ def _check_lost_rows(file: DelimitedFile, table: pa.Table, numbers: RowNumbers) 
             raise FusionZooError(f"{problem}: remove them")
 
 
-def _cells_like_rows(column: pa.ChunkedArray, delimiter: str, place: int, width: int) -> list[int]:
-    """Return the cells of several lines that divide as rows do.
-
-    The first line begins in the column `place` and the last one ends there: up to the n-th line
-    break there are n * (width - 1) - place delimiters, and `place` behind the last.
+def _cells_like_rows(
+    column: pa.ChunkedArray, delimiter: str, place: int, width: int
+) -> dict[int, str]:
+    """Return, by row, the cells of several lines that divide as rows do: the first line begins in
+    the column `place`, and the last one ends there.
     """
-    rows: list[int] = []
-    start = 0
-    for chunk in column.chunks:
-        _, ends, text = chunk.buffers()
-        if text is not None and re.search(b"\n", text):
-            kind = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
-            offsets = np.frombuffer(ends, kind)[chunk.offset : chunk.offset + len(chunk) + 1]
-            used = np.frombuffer(text, np.uint8)[: offsets[-1]]
-            breaks = np.flatnonzero(used == ord("\n"))
-            breaks = breaks[breaks >= offsets[0]]
-            delimiters = np.flatnonzero(used == ord(delimiter))
-            cell_of_break = np.searchsorted(offsets, breaks, side="right") - 1
-            cells, first, count = np.unique(cell_of_break, return_index=True, return_counts=True)
-            before, until = np.searchsorted(delimiters, [offsets[cells], offsets[cells + 1]])
-            passed = np.searchsorted(delimiters, breaks) - np.repeat(before, count)
-            nth = np.arange(len(breaks)) - np.repeat(first, count)
-            is_end = passed == (nth + 1) * (width - 1) - place
-            is_like_rows = until - before == count * (width - 1)
-            is_like_rows &= np.logical_and.reduceat(is_end, first)
-            rows += (start + cells[is_like_rows]).tolist()
-        start += len(chunk)
-    return rows
+    several = pc.match_substring(column, "\n")
+    if not pc.any(several).as_py():
+        return {}
+    between = pc.multiply(pc.count_substring(column, "\n"), width - 1)
+    alike = pc.equal(pc.count_substring(column, delimiter), between)
+    cells = {}
+    for row in pc.indices_nonzero(pc.and_(several, alike)).to_pylist():
+        cell = column[row].as_py()
+        first, *whole, last = (line.count(delimiter) for line in cell.split("\n"))
+        if first + place == width - 1 and last == place and {*whole} <= {width - 1}:
+            cells[row] = cell
+    return cells
 
 
 def _parts_of_rows(cell: str, delimiter: str, place: int, width: int) -> dict[int, list[str]]:
@@ -459,20 +446,13 @@ def _first_of_known_parts(parts: dict[int, dict[int, list[str]]], table: pa.Tabl
     first_rows = []
     for number, column in enumerate(table.columns):
         texts = {x for by_column in parts.values() for x in by_column[number]} - {""}
-        known = _texts_in(column, texts) if texts else set()
+        is_known = pc.is_in(column, value_set=pa.array(texts, pa.string()))
+        known = set(column.filter(is_known).unique().to_pylist()) if texts else set()
         for row, by_column in parts.items():
             if by_column[number] and all(x in known for x in by_column[number]):
                 first_rows.append(row)
                 break
     return min(first_rows, default=None)
-
-
-def _texts_in(column: pa.ChunkedArray, texts: set[str]) -> set[str]:
-    """Return which texts are cells of a column; only cells of their lengths are compared."""
-    lengths = pa.array({len(x.encode()) for x in texts}, pa.int32())
-    alike = column.filter(pc.is_in(pc.binary_length(column), value_set=lengths))
-    is_known = pc.is_in(alike, value_set=pa.array(texts, pa.string()))
-    return set(alike.filter(is_known).unique().to_pylist())
 
 
 def _first_not_quoted(cells: dict[int, str], file: DelimitedFile) -> int | None:
@@ -493,7 +473,7 @@ def _first_not_quoted(cells: dict[int, str], file: DelimitedFile) -> int | None:
 
 def read_json_lines(file: TextFile) -> tuple[pa.Table, RowNumbers]:
     """Read a file; return its columns and the numbers of its rows. Text stays text, dates too."""
-    with _open_lines(file) as lines:
+    with file.open_text() as lines:
         check_depth(lines, str(file.path))
     try:
         table = read_in_blocks(partial(_read_json_lines, file, pa.schema([])))
@@ -514,17 +494,6 @@ def _read_json_lines(file: TextFile, schema: pa.Schema, block: int) -> pa.Table:
         return pj.read_json(
             stream, read_options=pj.ReadOptions(block_size=block), parse_options=parse
         )
-
-
-@contextmanager
-def _open_lines(file: TextFile) -> Iterator[Iterable[bytes]]:
-    """Open a file as lines of UTF-8."""
-    if file.encoding == "utf-8" and not is_gzip(file.path):
-        with file.path.open("rb") as lines:
-            yield lines
-    else:
-        with file.open_text() as text:
-            yield (line.encode("utf-8", "replace") for line in text)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:

@@ -25,7 +25,7 @@ BINARY_TYPES = (
 ArrowColumn: TypeAlias = pa.Array | pa.ChunkedArray  # a column, in one piece or in several
 MAX_DEPTH = 64  # of lists and objects in a row of JSON; Arrow's parser crashes from about 10,000
 OPENING, CLOSING = b"[{", b"]}"
-TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
+TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # of JSON
 
 
 def flat(column: ArrowColumn) -> pa.Array:
@@ -36,19 +36,6 @@ def flat(column: ArrowColumn) -> pa.Array:
 def row_numbers(has_value: np.ndarray) -> pa.Array:
     """Return the numbers of the rows, null where a row has no value."""
     return pa.array(np.arange(len(has_value)), mask=~has_value)
-
-
-def repeated_value(column: ArrowColumn) -> tuple[Any, int] | None:
-    """Return the first value that a column holds several times, and its count.
-
-    >>> repeated_value(pa.chunked_array([["a", "b", "b"]]))
-    ('b', 2)
-    """
-    if pc.count_distinct(column).as_py() == len(column):
-        return None
-    counts = pc.value_counts(column).to_pylist()
-    entry = next(entry for entry in counts if entry["counts"] > 1)
-    return entry["values"], entry["counts"]
 
 
 def count_values(column: ArrowColumn) -> dict[Any, int]:
@@ -98,15 +85,43 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether the cells of a column of this type are text."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def is_list_of_text(kind: pa.DataType) -> bool:
     """Return whether the cells of a column of this type are lists of text.
 
     >>> is_list_of_text(pa.list_(pa.string())), is_list_of_text(pa.string())
     (True, False)
     """
-    return pa.types.is_list(kind) and (
-        pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
-    )
+    return pa.types.is_list(kind) and is_text(kind.value_type)
+
+
+def values_and_paths(column: ArrowColumn) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """Return which cells of media have a value, bool (N,), and row and path of those in files.
+
+    A value is what is not null; of structs bytes or a path, of lists any item.
+    """
+    if pa.types.is_list(column.type):
+        rows = pc.list_parent_indices(column).to_pylist()
+        _, files = values_and_paths(pc.list_flatten(column))
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        return lengths.to_numpy(zero_copy_only=False) > 0, [(rows[item], x) for item, x in files]
+    names = {field.name for field in column.type} if pa.types.is_struct(column.type) else set()
+    if not names & {"bytes", "path"}:
+        return column.is_valid().to_numpy(zero_copy_only=False), []
+    has_value, paths = np.zeros(len(column), bool), []
+    if "bytes" in names:
+        is_valid = pc.struct_field(column, "bytes").is_valid()
+        has_value |= is_valid.to_numpy(zero_copy_only=False)
+    if "path" in names:
+        paths = pc.struct_field(column, "path").to_pylist()
+    files = [(row, x) for row, x in enumerate(paths) if x is not None and not has_value[row]]
+    has_value[[row for row, _ in files]] = True
+    return has_value, files
 
 
 def first_true(mask: ArrowColumn) -> int | None:
@@ -135,12 +150,12 @@ def read_each(
     return values
 
 
-def check_depth(lines: Iterable[bytes], source: str) -> None:
+def check_depth(lines: Iterable[str], source: str) -> None:
     """Raise an error for a row of JSON lines that is nested too deeply; text does not count."""
     for row, line in enumerate(lines, start=1):
-        if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+        if line.count("[") + line.count("{") <= MAX_DEPTH:
             continue
-        letters = np.frombuffer(TEXT.sub(b"", line), np.uint8)
+        letters = np.frombuffer(TEXT.sub("", line).encode(errors="replace"), np.uint8)
         opened = np.isin(letters, np.frombuffer(OPENING, np.uint8))
         closed = np.isin(letters, np.frombuffer(CLOSING, np.uint8))
         depth = (opened.astype(np.int32) - closed).cumsum(dtype=np.int32).max(initial=0)

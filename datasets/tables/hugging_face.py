@@ -14,7 +14,7 @@ import pyarrow as pa
 from fusionzoo.errors import FusionZooError, explained
 
 from ..media.decode import MediaCells
-from .arrow import plain_column, row_numbers
+from .arrow import plain_column, row_numbers, values_and_paths
 from .provenance import MEDIA, SPLIT_RULE, LoadedTable
 
 LIBRARY = "datasets"
@@ -100,10 +100,7 @@ def _present(column: Any, name: str) -> np.ndarray:
     valid = [np.zeros(0, bool)]
     for batch in column.with_format("arrow").iter(batch_size=BATCH):
         for chunk in batch.column(name).chunks:
-            storage = getattr(chunk, "storage", chunk)
-            fields = [storage.field(key).is_valid() for key in ("bytes", "path")]
-            has_any = np.logical_or(*(x.to_numpy(zero_copy_only=False) for x in fields))
-            valid.append(has_any & storage.is_valid().to_numpy(zero_copy_only=False))
+            valid.append(values_and_paths(getattr(chunk, "storage", chunk))[0])
     return np.concatenate(valid)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, located, one_line
 
 from ..media.arrays import file_of
 from .arrow import ArrowColumn, is_list_of_text
@@ -87,33 +88,33 @@ class PathChecker:
 
 
 def check_paths(
-    table: pa.Table,
-    columns: Sequence[str],
-    folder: Path,
-    *,
-    arrays: Sequence[str] = (),
-    allow_outside: bool,
-    must_exist: bool,
-    where: Callable[[int], str],
-) -> None:
-    """Raise an error for a path in `columns` that leaves the folder or, if it must, is no file.
+    table: pa.Table, columns: Mapping[str, str], checker: PathChecker, where: Callable[[int], str]
+) -> pa.Table:
+    """Refuse the paths in `columns`, a name and a kind each, that have a problem; return the table
+    without their cells.
 
-    In `arrays` among them, a cell may name a part of a file: `feats.npy[17]`. Of a list of paths
-    each is checked. `where` names a row for messages.
+    Of a list each path is checked. But for texts a cell may name a part of a file: `feats.npy[17]`.
+    `where` names a row for messages.
     """
-    if allow_outside and not must_exist:
-        return
-    checker = PathChecker(folder, allow_outside=allow_outside, must_exist=must_exist)
-    for name in columns:
+    if checker.allow_outside and not checker.must_exist:
+        return table
+    for name, kind in columns.items():
         problems: dict[str, str] = {}  # of files, which many cells may name
+        refused: set[int] = set()
         for row, cell in paths_in(table[name]):
-            path = file_of(cell) if name in arrays else cell
+            path = cell if kind == "text" else file_of(cell)
             if path not in problems:
                 problems[path] = checker.problem(path)
-            problem = problems[path]
-            if problem:
-                sample = table["id"][row].as_py()
-                raise FusionZooError(f"{where(row)}, sample {sample!r}: {name} {problem}")
+            if problems[path] and row not in refused:
+                with located(partial(where, row)):
+                    refuse(f"{name} {problems[path]}", "path", row=row, column=name)
+                refused.add(row)
+        if refused:
+            cells = table[name].to_pylist()
+            cells = [None if row in refused else cell for row, cell in enumerate(cells)]
+            column = pa.array(cells, table[name].type)
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table
 
 
 def holds_paths(kind: str, column_type: pa.DataType) -> bool:
@@ -173,49 +174,33 @@ def labels_of_join() -> Mapping[str, str] | None:
     return _labels_of_join.get()
 
 
-def refuse(
-    message: str, kind: str, *, where: str = "", row: int | None = None, column: str = ""
-) -> None:
-    """Raise `where` and the message, or add the fault to the list of `collecting`."""
+def refuse(message: str, kind: str, *, row: int | None = None, column: str = "") -> None:
+    """Raise the message, or add the fault to the list of `collecting`."""
     refusals = _collected.get()
     if refusals is None:
-        raise FusionZooError(f"{where}{message}")
+        raise FusionZooError(message)
     refusals.append(Refusal(kind, message, row, column))
 
 
-def repair_rows(
-    table: pa.Table,
-    modalities: Mapping[str, str],
-    path_columns: Sequence[str],
-    folder: Path,
-    allow_outside: bool,
-    row_numbers: RowNumbers | None,
-) -> pa.Table:
-    """Refuse every row that `PairedDataset` would; return unique ids and paths below the folder."""
-    table = table.set_column(
-        table.column_names.index("id"), "id", _unique_ids(table["id"], row_numbers or RowNumbers())
-    )
-    for name in path_columns:
-        if pa.types.is_string(table[name].type) or is_list_of_text(table[name].type):
-            column = _safe_paths(table[name], name, folder, allow_outside)
-            table = table.set_column(table.column_names.index(name), name, column)
-    if labels_of_join() is not None:
+def check_ids(table: pa.Table, where: Callable[[int], str], numbers: RowNumbers) -> pa.Table:
+    """Refuse ids that are empty, or that several rows have; return a table where all differ."""
+    if pc.count_distinct(table["id"]).as_py() == len(table):
         return table
-    empty = sum(table[name].is_valid().to_numpy().astype(int) for name in modalities) == 0
-    for row in empty.nonzero()[0].tolist():
-        refuse("every modality is empty", "empty_sample", row=row)
-    return table
-
-
-def _unique_ids(column: pa.ChunkedArray, row_numbers: RowNumbers) -> pa.Array:
-    ids = column.to_pylist()
-    counts = Counter(ids)
+    ids = table["id"].to_pylist()
+    rows_of: dict[str | None, list[int]] = {}
     for row, key in enumerate(ids):
-        if key is None:
-            refuse("the id is empty", "empty_id", row=row, column="id")
-        elif counts[key] > 1:
-            refuse(f"id {key!r} occurs {counts[key]} times", "duplicate_id", row=row, column="id")
-    return pa.array(tell_apart(ids, row_numbers), pa.string())
+        rows_of.setdefault(key, []).append(row)
+    for key, rows in rows_of.items():
+        kind, message = "empty_id", "the id is empty"
+        if key is not None:
+            listed = "" if is_collecting() else numbers.list_rows(rows)
+            kind = "duplicate_id"
+            message = f"id {key!r} occurs {len(rows)} times{listed}: each row needs its own"
+        for row in rows if key is None or len(rows) > 1 else ():
+            with located(partial(where, row)):
+                refuse(message, kind, row=row, column="id")
+    unique = pa.array(tell_apart(ids, numbers), pa.string())
+    return table.set_column(table.column_names.index("id"), "id", unique)
 
 
 def tell_apart(ids: Sequence[str | None], row_numbers: RowNumbers) -> list[str]:
@@ -231,18 +216,3 @@ def tell_apart(ids: Sequence[str | None], row_numbers: RowNumbers) -> list[str]:
         f"{key or ''} (row {numbers[row]})".strip() if row in numbers else str(key)
         for row, key in enumerate(ids)
     ]
-
-
-def _safe_paths(
-    column: pa.ChunkedArray, name: str, folder: Path, allow_outside: bool
-) -> pa.ChunkedArray | pa.Array:
-    checker = PathChecker(folder, allow_outside=allow_outside, must_exist=False)
-    cells = column.to_pylist()
-    problems = {}  # row -> that of its first path that has one
-    for row, cell in paths_in(column):
-        if row not in problems and (problem := checker.problem(cell)):
-            problems[row] = problem
-    for row, problem in problems.items():
-        refuse(problem, "path", row=row, column=name)
-        cells[row] = None
-    return pa.array(cells, column.type) if problems else column

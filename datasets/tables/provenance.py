@@ -115,10 +115,6 @@ class Provenance:
     amputations: tuple[Amputation, ...] = ()  # values removed on purpose, in that order
     row_numbers: RowNumbers | None = RowNumbers()  # in messages; None: samples have no row
 
-    def keep_rows(self, mask: NDArray[np.bool_]) -> Provenance:
-        """Return the provenance of the rows of a table where `mask` is true."""
-        return replace(self, row_numbers=self.row_numbers and self.row_numbers.keep(mask))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTable:

@@ -17,16 +17,12 @@ from fusionzoo.targets import Target, kind_of, sorted_words
 
 from ..media.ranges import Ranges
 from .arrow import ArrowColumn, first_true, read_each
-from .paths import NUMBER
 from .provenance import Provenance
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FRACTION = r"[.,]"
 MANY = 20  # distinct integers, from which on they may be quantities
-FEW_EACH = 10  # samples per integer on average, below which they may be quantities
-SEPARATORS = (";", ",", "|", "/")
 NO_LABELS = ("id", "split", "group")
 MOVE = "put some there with a column of splits, or leave the label out"
 NOT_FILES = ("text", "tabular")  # kinds whose cells are no paths
@@ -34,43 +30,6 @@ ROLES = ("id", "split", "target", "group")  # of columns that are no modality
 EDGES = ("start", "end")  # of columns that say which seconds of a clip are used
 RESERVED = re.compile(r"fused(_\d+)?|(aligned|present)_.*", re.S)  # columns of embeddings
 LONGEST_NAME = 200  # bytes; it is in the names of files
-
-
-def objective_hint(labels: ArrowColumn) -> str:
-    """Return which objective would fit a column of targets better than classes, or nothing.
-
-    `labels` is an Arrow array of text, where null is no label.
-
-    >>> objective_hint(pa.array(["sun, sea", "sun", "sea"]))[:36]
-    "targets such as 'sun, sea' look like"
-    """
-    counts = pc.value_counts(labels.drop_null())
-    distinct, num_labels = counts.field("values"), len(labels) - labels.null_count
-    if not num_labels:
-        return ""
-    per_class = num_labels / len(distinct)
-    if pc.all(pc.match_substring_regex(distinct, f"^{NUMBER}$")).as_py():
-        return _number_hint(distinct, per_class)
-    if pc.all(pc.match_substring_regex(distinct, r"^\[.*\]$")).as_py():
-        return (
-            f"targets such as {distinct[0].as_py()!r} look like lists of labels:"
-            " --objective.name multilabel"
-        )
-    for separator in SEPARATORS:
-        several = distinct.filter(pc.match_substring(distinct, separator))
-        if len(several) and words_recur(distinct, separator):
-            option = "" if separator == ";" else f" --data.label_separator {_shell(separator)}"
-            return (
-                f"targets such as {several[0].as_py()!r} look like several labels:"
-                f" --objective.name multilabel{option}"
-            )
-    if len(distinct) == num_labels > 2:
-        return (
-            f"each of the {num_labels:,} targets occurs once, so there are no classes to learn:"
-            " --data.columns.target names another column, --objective.name regression learns"
-            " numbers, multilabel several labels in a cell"
-        )
-    return ""
 
 
 def case_hint(classes: Sequence[str]) -> str:
@@ -90,46 +49,6 @@ def case_hint(classes: Sequence[str]) -> str:
         f"the classes {'; '.join(groups[:3])}{more} differ by case alone: write them in the same"
         " way, if they are one"
     )
-
-
-def separator_hint(name: str, classes: Sequence[str]) -> str:
-    """Return a hint at labels of a multilabel target that look like several, or nothing."""
-    labels = pa.array(classes, pa.string())
-    for separator in SEPARATORS[1:]:
-        several = [label for label in classes if separator in label]
-        if several and words_recur(labels, separator):
-            return (
-                f"labels of {name} such as {several[0]!r} look like several:"
-                f" --data.label_separator {_shell(separator)}"
-            )
-    return ""
-
-
-def _number_hint(distinct: ArrowColumn, per_class: float) -> str:
-    fractions = pc.any(pc.match_substring_regex(distinct, FRACTION)).as_py()
-    if len(distinct) <= 2 or not (fractions or (len(distinct) > MANY and per_class < FEW_EACH)):
-        return ""
-    comma = pc.any(pc.match_substring(distinct, ",")).as_py()
-    decimal = " --data.decimal ," if comma else ""
-    return (
-        f"the {len(distinct):,} different targets are numbers: --objective.name regression"
-        f"{decimal} learns them as such"
-    )
-
-
-def words_recur(cells: ArrowColumn, separator: str) -> bool:
-    """Return whether cells divide into words of which one is a cell, too, or that are few."""
-    parts = pc.list_flatten(pc.split_pattern(cells, separator))
-    words = pc.utf8_trim_whitespace(parts)
-    distinct = words.unique()
-    several = cells.filter(pc.match_substring(cells, separator))
-    in_several = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, separator)))
-    alone = pc.any(pc.is_in(in_several, value_set=cells)).as_py()
-    return bool(alone) or len(distinct) < len(cells) or len(distinct) < len(words) / 2
-
-
-def _shell(separator: str) -> str:
-    return f"'{separator}'" if separator in ";|" else separator
 
 
 def read_labels(
@@ -212,8 +131,13 @@ def _as_missing(words: str) -> str:
     return f" (read as missing: {words}; `--data.na ''` reads such words as they are)" * bool(words)
 
 
-def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = "") -> list[str]:
-    """Return the sorted labels of the training split, numbers by value; none without targets."""
+def find_classes(
+    table: pa.Table, where: Callable[[int], str], missing: str, hint: Callable[[ArrowColumn], str]
+) -> list[str]:
+    """Return the sorted labels of the training split, numbers by value; none without targets.
+
+    `hint` says which objective fits labels better than classes, for a message.
+    """
     labels = table["target"]
     if labels.null_count == len(labels):
         return []
@@ -226,52 +150,10 @@ def find_classes(table: pa.Table, where: Callable[[int], str], missing: str = ""
         if label is not None:
             problem = f"the label {label!r}, which no sample of split 'train' has"
         sample = table["id"][row].as_py()
-        hint = "" if label is None else f"; {objective_hint(labels) or MOVE}"
+        advice = "" if label is None else f"; {hint(labels) or MOVE}"
         place = f"{where(row)}, sample {sample!r} (split {split!r})"
-        raise FusionZooError(f"{place} has {problem}{hint}")
+        raise FusionZooError(f"{place} has {problem}{advice}")
     return sorted_words({str(label) for label in known.to_pylist()})
-
-
-class SingleCells:
-    """The cells of a table, by column and row."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self._columns: dict[str, ArrowColumn] = {}
-        # Those with an edge of a segment; None: there is no such column.
-        self._edges: dict[str, ArrowColumn | None] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SingleCells, (self.table,)  # a copy looks its columns up itself
-
-    def of(self, table: pa.Table) -> SingleCells:
-        """Return the cells of a table: these, if it is the same."""
-        return self if table is self.table else SingleCells(table)
-
-    def __call__(self, column: str, row: int) -> Any:
-        """Return a cell as a Python value; None where it is null."""
-        cells = self._columns.get(column)
-        if cells is None:
-            cells = self._columns[column] = _array_of(self.table[column])
-        return cells[row].as_py()
-
-    def segment(self, name: str, row: int) -> tuple[float | None, float | None]:
-        """Return start and end of a modality's value in seconds; None: not limited."""
-        return self._edge(f"{name}_start", row), self._edge(f"{name}_end", row)
-
-    def _edge(self, column: str, row: int) -> float | None:
-        if column not in self._edges:
-            position = self.table.schema.get_field_index(column)
-            is_edge = position >= 0 and pa.types.is_float64(self.table.schema.field(position).type)
-            self._edges[column] = _array_of(self.table.column(position)) if is_edge else None
-        cells = self._edges[column]
-        seconds = None if cells is None else cells[row].as_py()
-        return None if seconds is None or math.isnan(seconds) else seconds
-
-
-def _array_of(column: pa.ChunkedArray) -> ArrowColumn:
-    """Return the only chunk of a column, which is read three times as fast, or the column."""
-    return column.chunk(0) if column.num_chunks == 1 else column
 
 
 class Samples(Protocol):

@@ -23,13 +23,12 @@ from fusionzoo.ground.cells import (
 )
 from fusionzoo.targets import MAX_NUMBER, decimal_hint
 
-from .arrow import ArrowColumn, flat
+from .arrow import ArrowColumn, flat, is_text
 from .table import Samples
 
 MAX_CATEGORIES = 1000  # of a column; the rarest ones count as unknown
 ROWS_PER_BIN, FEWEST_BINS = 10, 4  # narrower bins hold too few rows to learn from
 MAX_SHOWN = 20  # columns in the data summary
-TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
@@ -59,7 +58,7 @@ def _clean(name: str, column: ArrowColumn, forced: bool) -> pa.Array:
     if pa.types.is_boolean(column.type) or (forced and _is(column, NUMERIC)):
         values = [None if x is None else category_of(x) for x in map(read_cell, column.to_pylist())]
         column = pa.array(values, pa.string())
-    if _is(column, TEXT):
+    if is_text(column.type):
         column = pc.utf8_trim_whitespace(column.cast(pa.string()))
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
         return column.dictionary_encode() if forced else column

@@ -124,8 +124,8 @@ class PartsFolder:
 class WritingThread:
     """Build and write tables in a thread of its own; at most `WAITING` of them wait."""
 
-    def __init__(self, parts: PartsFolder, done: Callable[[int], None] = lambda part: None) -> None:
-        self.parts, self.done = parts, done
+    def __init__(self, parts: PartsFolder) -> None:
+        self.parts = parts
         self._pool = ThreadPoolExecutor(1, "write")
         self._pending: deque[Future[None]] = deque()
 
@@ -140,7 +140,6 @@ class WritingThread:
 
     def _write(self, part: int, build: Callable[[], pa.Table]) -> None:
         self.parts.write(part, build())
-        self.done(part)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

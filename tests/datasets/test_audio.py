@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 from dataclasses import replace
@@ -197,85 +196,6 @@ def test_a_clip_too_long_to_hold_is_refused_only_where_all_of_it_is_asked_for(
         _ = clip.samples
 
 
-# ---- files that stay open between decoding and reading
-
-
-@pytest.fixture
-def long_clips(tmp_path: Path) -> list[Path]:
-    """Three FLAC files of 4 s, each with samples of its own."""
-    draw = np.random.default_rng(3)
-    paths = [tmp_path / f"{number}.flac" for number in range(3)]
-    for path in paths:
-        soundfile.write(path, 0.1 * draw.standard_normal(64_000), 16_000)
-    return paths
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record every file that is opened."""
-    from fusionzoo.datasets.media import audio
-
-    sources, real = [], audio.open_handle
-
-    def recording(source: Any, repair: Any) -> Any:
-        sources.append(source)
-        return real(source, repair)
-
-    monkeypatch.setattr(audio, "open_handle", recording)
-    return sources
-
-
-def test_clips_of_a_batch_are_opened_once_each(long_clips: list[Path], opened: list[Any]) -> None:
-    clips = [decode_audio(path) for path in long_clips]
-    for path, clip in zip(long_clips, clips, strict=True):
-        whole = soundfile.read(path, dtype="float32")[0]
-        assert np.array_equal(clip.read(20_000, 300).numpy(), whole[20_000:20_300])
-    assert opened == long_clips
-    again = clips[0].read(0, 100)  # a second part opens the file again
-    assert np.array_equal(again.numpy(), soundfile.read(long_clips[0], dtype="float32")[0][:100])
-    assert len(opened) == 4
-
-
-def test_no_more_files_stay_open_than_allowed(
-    long_clips: list[Path], opened: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fusionzoo.datasets.media import audio
-
-    monkeypatch.setattr(audio, "MOST_KEPT", 2)
-    clips = [decode_audio(path) for path in long_clips]
-    assert len(audio._kept.here()) == 2
-    for path, clip in zip(long_clips, clips, strict=True):
-        assert np.array_equal(clip.samples.numpy(), soundfile.read(path, dtype="float32")[0])
-    assert opened == [*long_clips, long_clips[0]]  # the first was closed
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_file_opened_before_a_fork_is_not_read_by_both_processes(
-    long_clips: list[Path], opened: list[Any]
-) -> None:
-    clip = decode_audio(long_clips[0])
-    child = os.fork()
-    if not child:  # its own file: a shared one would have one position in both processes
-        clip.read(50_000, 100)
-        os._exit(0 if len(opened) == 2 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    whole = soundfile.read(long_clips[0], dtype="float32")[0]
-    assert np.array_equal(clip.read(100, 5000).numpy(), whole[100:5100])
-    assert len(opened) == 1
-
-
-def test_only_formats_without_state_between_blocks_stay_open(
-    tmp_path: Path, opened: list[Any]
-) -> None:
-    wave = 0.1 * np.random.default_rng(4).standard_normal(600_000)
-    soundfile.write(tmp_path / "a.ogg", wave, 16_000)
-    soundfile.write(tmp_path / "a.wav", wave, 16_000)
-    for name, count in (("a.ogg", 2), ("a.wav", 1)):
-        del opened[:]
-        decode_audio(tmp_path / name).read(1000, 100)
-        assert len(opened) == count, name
-
-
 # ---- lengths in headers
 
 
@@ -404,13 +324,6 @@ def test_all_is_read_of_a_flac_of_one_short_frame() -> None:
     data = bytearray(in_format("FLAC", TONE[:40]))
     data[25] = 30
     assert len(decode_audio(bytes(data)).samples) == 40
-
-
-@pytest.mark.parametrize("kept", [0.3, 0.999])
-def test_a_flac_that_was_cut_off_is_refused(kept: float) -> None:
-    data = in_format("FLAC")
-    with pytest.raises(FusionZooError, match=r"cannot be read as audio|is damaged"):
-        _ = decode_audio(data[: int(len(data) * kept)]).samples
 
 
 def test_chunks_behind_the_samples_are_no_samples(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,9 +16,8 @@ import torch
 import fusionzoo as fz
 from fusionzoo.datasets import Collate, PairedDataset, create_dataset
 from fusionzoo.datasets.shards.write import Settings, write_shards
-from fusionzoo.datasets.sources.infer import target_kind
+from fusionzoo.datasets.sources.infer import objective_hint, target_kind
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.identity import data_identity
@@ -254,7 +253,7 @@ def test_lists_in_brackets_are_inferred_and_hinted_at() -> None:
     table = {"text": ["a b c d"] * 6, "y": [str(names) for names in GENRES]}
     assert target_kind("y", pa.array(table["y"])).kind == "multilabel"
     hint = objective_hint(pa.array(table["y"]))
-    assert hint.endswith("look like lists of labels: --objective.name multilabel")
+    assert hint.endswith("are lists of labels: --objective.name multilabel")
 
 
 def spelled(values: Sequence[Any]) -> pa.Table:

@@ -17,7 +17,6 @@ from PIL import Image
 import fusionzoo as fz
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import Provenance, TableReader, TableSettings, split_by_hash
-from fusionzoo.datasets.opening.naming import is_path
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.splits import SHARES, make_splits
 from fusionzoo.errors import FusionZooError
@@ -240,9 +239,11 @@ def test_a_reader_of_another_ending_is_one_class(
 
     path = tmp_path / "pets.bars"
     path.write_text("text|target\na cat|cat\nNA|dog\na dog|dog\n")
-    assert not is_path("missing.bars")
+    with pytest.raises(FusionZooError, match="neither a file, nor a folder, nor the name"):
+        create_dataset("missing.bars")
     fz.register(Bars)
-    assert is_path("missing.bars")
+    with pytest.raises(FusionZooError, match=r"no file missing\.bars"):
+        create_dataset("missing.bars")
     data = create_dataset(str(path), targets={}, drop_empty=True)
     assert data.column("text") == ["a cat", "a dog"]  # NA is a word for a missing value
     (tmp_path / "pets.doc").write_text("")

@@ -28,7 +28,7 @@ from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets.media.audio import AudioFile, decode_audio
 from fusionzoo.datasets.media.budgets import BUDGETS
-from fusionzoo.datasets.media.decode import decode, decode_image, decode_text, jpeg_size
+from fusionzoo.datasets.media.decode import decode, decode_image, decode_text
 from fusionzoo.encoders.audio import WaveProcessor
 from fusionzoo.errors import FusionZooError
 from fusionzoo.inputs.data import with_image_range
@@ -538,19 +538,6 @@ def test_vectors_and_sequences_come_from_lists_and_files(tmp_path: Path) -> None
     assert decode("vector", [1, 2, 3]).tolist() == [1.0, 2.0, 3.0]
     with pytest.raises(FusionZooError, match="expected 1 dimensions"):
         decode("vector", tmp_path / "a.npy")
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"a" * 300}])
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_the_size_of_a_jpeg_is_that_of_pillow(mode: str, options: dict[str, Any]) -> None:
-    buffer = io.BytesIO()
-    Image.new(mode, (37, 21)).save(buffer, "JPEG", **options)
-    data = buffer.getvalue()
-    assert jpeg_size(data) == (37, 21)
-    for end in range(len(data)):  # of a file that was cut: nothing, or the same
-        assert jpeg_size(data[:end]) in (None, (37, 21))
-    frame = data.index(b"\xff\xc2" if "progressive" in options else b"\xff\xc0")
-    assert jpeg_size(data[:frame] + b"\xff\xff" + data[frame + 1 :]) is None  # left to Pillow
 
 
 # ---- what libraries write

@@ -157,7 +157,7 @@ def test_segments_read_their_stretch_of_a_clip(root: Path, monkeypatch: Any) -> 
     assert torch.equal(parts[1], whole[-RATE // 2 :])
     assert any("segments of audio by 'start' and 'end'" in line for line in data_summary(data))
     assert data.lengths()[0] < data.lengths()[2]
-    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_AT_ONCE", 100)
+    monkeypatch.setattr("fusionzoo.datasets.media.audio.MAX_READ_IF_SEEKABLE", 100)
     lazy = data[0].values["audio"]
     assert lazy.frames == RATE // 2
     assert torch.equal(lazy.read(10, 50), whole[RATE + 10 : RATE + 60])
@@ -597,13 +597,13 @@ def test_an_index_whose_items_do_not_fit_is_an_error(
     structs = table["_bytes"].combine_chunks()
     fields = {field.name: structs.field(field.name) for field in structs.type}
     damages: dict[str, Any] = {
-        "_bytes lacks the items of image": [[None]] * ROWS,
-        "_bytes has no field image": None,
+        "_bytes of image does not fit the shards": [[None]] * ROWS,
+        r"samples\.arrow does not fit the shards": None,
     }
     if format == "webdataset":
-        damages["of image differ in their items"] = [[1, 1, 1, 1]] * ROWS
         sizes = [x and [10**9] * len(x) for x in fields["image"].to_pylist()]
-        damages["place of a member is outside"] = sizes
+        damages["place of a member is outside.*1,000,000,000 bytes"] = sizes
+        damages["place of a member is outside.*zip"] = [[1, 1, 1, 1]] * ROWS
     for message, numbers in damages.items():
         image = {"image": pa.array(numbers, pa.list_(pa.int64()))} if numbers else {}
         kept = {name: x for name, x in fields.items() if name != "image"} | image

@@ -134,18 +134,6 @@ def small_windows(dataset: PairedDataset, window: int = 3) -> PairedDataset:
     return dataset
 
 
-def test_two_ranks_read_the_batches_of_one(shards: Path) -> None:
-    train = small_windows(fz.create_dataset(shards).split("train"))
-    whole = keys(train, 0, 1, 8)
-    halves = [keys(train, rank, 2, 4) for rank in (0, 1)]
-    assert len(whole) == 4
-    for batch, first, second in zip(whole, *halves, strict=True):
-        assert batch[0::2] == first and batch[1::2] == second
-    assert sorted(index for batch in whole for index, _ in batch)[: len(train)] == sorted(
-        index for batch in whole for index, _ in batch
-    )
-
-
 def test_a_window_holds_a_few_blocks_and_epochs_differ(shards: Path) -> None:
     train = small_windows(fz.create_dataset(shards).split("train"))
     blocking = train.blocking()

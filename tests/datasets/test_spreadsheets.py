@@ -21,10 +21,10 @@ from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.media.budgets import BUDGETS
 from fusionzoo.datasets.opening.spec import DataSpec
+from fusionzoo.datasets.sources.infer import objective_hint
 from fusionzoo.datasets.sources.text_tables import find_delimiter
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.datasets.tables.splits import SHARES, make_splits
-from fusionzoo.datasets.tables.table import objective_hint
 from fusionzoo.errors import FusionZooError
 from helpers.memory import at_most
 

@@ -156,15 +156,6 @@ def test_what_does_not_fit_is_one_line(write: Write, tmp_path: Path) -> None:
         fz.search(tmp_path / "b.parquet", vector=[1])
 
 
-def test_a_normalisation_that_the_vectors_contradict_is_refused(write: Write) -> None:
-    about = {"vectors": {"fused": {"width": 8, "normalised": True}}}
-    path = write(about=about, fused=drawn(3))
-    with pytest.raises(FusionZooError, match="says that 'fused' is normalised to length 1"):
-        fz.search(path, vector=[1] * 8)
-    unit = drawn(3) / np.linalg.norm(drawn(3), axis=1, keepdims=True)
-    assert len(fz.search(write(about=about, fused=unit), vector=[1] * 8)) == 3
-
-
 def test_files_of_two_models_are_not_compared(write: Write) -> None:
     first = open_vectors(write("a.parquet", {"model_digest": "1"}, fused=drawn(3)))
     second = open_vectors(write("b.parquet", {"model_digest": "2"}, fused=drawn(3)))

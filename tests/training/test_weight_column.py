@@ -173,7 +173,7 @@ def test_a_run_is_weighted_says_so_and_its_model_remembers_the_column(
     # Another table without the column: an error with what to do, which then works.
     text = (tmp_path / "a.csv").read_text().replace(",w\n", ",other\n")
     (tmp_path / "b.csv").write_text(text)
-    with pytest.raises(FusionZooError, match=r"b.csv has no column 'w', by which training"):
+    with pytest.raises(FusionZooError, match=r"b.csv has no column 'w' for weight_column="):
         fz.evaluate(str(tmp_path / "run"), str(tmp_path / "b.csv"))
     alike = fz.evaluate(str(tmp_path / "run"), str(tmp_path / "b.csv"), weight_column="none")
     assert "weighted_by" not in alike and alike["accuracy"] == pytest.approx(np.mean(right))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,7 @@ def near_vectors(vectors: NDArray[Any], least: float) -> Pairs:
     weights = (1 << np.arange(num_bits)).astype(np.uint32)
     keys = (bits.reshape(-1, BANDS, num_bits) * weights).sum(-1, dtype=np.uint32)
     pairs = valid[_close_codes(bucket_pairs(keys), np.packbits(bits, axis=1))]
-    close = [
-        part[np.einsum("nd,nd->n", units[part[:, 0]], units[part[:, 1]]) >= least]
-        for part in _parts(pairs, CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(pairs, lambda a, b: np.einsum("nd,nd->n", units[a], units[b]) >= least)
 
 
 def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
@@ -75,11 +71,7 @@ def near_sets(hashes: NDArray[np.uint32], least: float) -> Pairs:
     for place in range(MINHASH_ROWS):
         keys = (keys ^ grouped[..., place]) * np.uint64(0x9E3779B97F4A7C15)
         keys ^= keys >> np.uint64(31)
-    close = [
-        part[(hashes[part[:, 0]] == hashes[part[:, 1]]).mean(1) >= least]
-        for part in _parts(bucket_pairs(keys), CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(bucket_pairs(keys), lambda a, b: (hashes[a] == hashes[b]).mean(1) >= least)
 
 
 def bucket_pairs(keys: NDArray[Any]) -> Pairs:
@@ -104,15 +96,13 @@ def bucket_pairs(keys: NDArray[Any]) -> Pairs:
 def _close_codes(pairs: Pairs, codes: NDArray[np.uint8]) -> Pairs:
     """Keep the pairs whose codes differ in few bits."""
     most = MAX_DIFFERENT * codes.shape[1] * 8
-    close = [
-        part[POPCOUNT[codes[part[:, 0]] ^ codes[part[:, 1]]].sum(1, dtype=np.int64) <= most]
-        for part in _parts(pairs, CHUNK)
-    ]
-    return np.concatenate([np.zeros((0, 2), np.int64), *close])
+    return _kept(pairs, lambda a, b: POPCOUNT[codes[a] ^ codes[b]].sum(1, dtype=np.int64) <= most)
 
 
-def _parts(pairs: Pairs, size: int) -> list[Pairs]:
-    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+def _kept(pairs: Pairs, are_close: Callable[..., NDArray[np.bool_]]) -> Pairs:
+    """Keep the pairs of which `are_close(first, second)` says so, some at a time."""
+    parts = [pairs[start : start + CHUNK] for start in range(0, len(pairs), CHUNK)]
+    return np.concatenate([pairs[:0], *(part[are_close(*part.T)] for part in parts)])
 
 
 def duplicates(scan: ScannedData) -> Iterator[Finding]:
@@ -121,14 +111,16 @@ def duplicates(scan: ScannedData) -> Iterator[Finding]:
     An error where an image or a whole sample is copied, or where more than 5 % of val and test
     have a copy elsewhere; else a warning: people write the same sentence twice.
     """
-    reported: list[tuple[int, ...]] = []
-    exact = {name: _groups(values, _exact_pairs(values)) for name, values in scan.values.items()}
+    reported: set[int] = set()
+    whole = _across(scan, _same_samples(scan))
+    copied = {row for group in whole for row in group}
     for name, values in scan.values.items():
-        groups = _across(scan, exact[name])
-        reported += groups
+        groups = _across(scan, _groups(values, _exact_pairs(values)))
+        rows = {row for group in groups for row in group}
+        reported |= rows
         noun = KINDS.get(values.kind, "values")
         if groups:
-            severe = values.kind == "image" or _whole(scan, exact, groups) or _many(scan, groups)
+            severe = values.kind == "image" or bool(rows & copied) or _many(scan, groups)
             yield _finding(groups, "same_content", f"have the same {noun}", name, is_error=severe)
         known = {frozenset(group) for group in groups}
         # Copies of copies: groups of nearly the same content that hold more than exact copies.
@@ -137,32 +129,24 @@ def duplicates(scan: ScannedData) -> Iterator[Finding]:
         if groups:
             what, severe = f"have nearly the same {noun}", _many(scan, groups)
             yield _finding(groups, "similar_content", what, name, is_error=severe)
-    yield from _whole_samples(scan, reported)
+    # A short text alone is expected to recur, but not with all else that its sample has.
+    groups = [group for group in whole if group[0] not in reported]
+    if groups:
+        what = "are the same in all their modalities"
+        yield _finding(groups, "same_sample", what, is_error=_many(scan, groups))
 
 
-def _whole_samples(scan: ScannedData, reported: list[tuple[int, ...]]) -> Iterator[Finding]:
-    """Samples that recur in another split with all their modalities, however little these say.
-
-    A short text alone is expected to recur; `reported` are copies that are known already.
-    """
+def _same_samples(scan: ScannedData) -> list[tuple[int, ...]]:
+    """Return the rows of samples that agree in all their modalities, however little these say."""
     codes = np.full((len(scan.ids), len(scan.values)), -1)
     for column, values in enumerate(scan.values.values()):
         codes[values.rows, column] = np.unique(values.digests, return_inverse=True)[1].ravel()
     damaged = {row for values in scan.values.values() for row in values.errors}
-    rows = np.flatnonzero((codes >= 0).any(1))
     members: dict[bytes, list[int]] = {}
-    for row in rows.tolist():
+    for row in np.flatnonzero((codes >= 0).any(1)).tolist():
         if row not in damaged:
             members.setdefault(codes[row].tobytes(), []).append(row)
-    known: dict[int, set[int]] = {}  # row -> reported groups with it
-    for number, group in enumerate(reported):
-        for row in group:
-            known.setdefault(row, set()).add(number)
-    groups = _across(scan, [tuple(rows) for rows in members.values()])
-    groups = [x for x in groups if not set.intersection(*(known.get(row, set()) for row in x))]
-    if groups:
-        what = "are the same in all their modalities"
-        yield _finding(groups, "same_sample", what, is_error=_many(scan, groups))
+    return [tuple(rows) for rows in members.values()]
 
 
 def _many(scan: ScannedData, groups: list[tuple[int, ...]]) -> bool:
@@ -184,27 +168,6 @@ def _finding(
         advice=ADVICE,
         groups=tuple(groups),
     )
-
-
-def _whole(
-    scan: ScannedData, exact: dict[str, list[tuple[int, ...]]], groups: list[tuple[int, ...]]
-) -> bool:
-    """Return whether two samples of one group agree in every modality that they have."""
-    number = len(scan.ids)
-    codes = np.full((number, len(exact)), -1)
-    for column, (name, same) in enumerate(exact.items()):
-        codes[scan.values[name].rows, column] = number + np.arange(len(scan.values[name].rows))
-        for code, group in enumerate(same):
-            codes[list(group), column] = code
-    for group in groups:
-        rows = codes[list(group)]
-        unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-        if len(unique) < len(rows):
-            for code in range(len(unique)):
-                members = [group[i] for i in np.flatnonzero(inverse.ravel() == code)]
-                if len({scan.splits[row] for row in members}) > 1:
-                    return True
-    return False
 
 
 def _across(scan: ScannedData, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

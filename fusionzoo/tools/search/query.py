@@ -17,8 +17,6 @@ from fusionzoo.models.loading import load
 from .vectors import ALIGNED, VectorFile, unit
 
 FUSED = "fused"
-UNIT_LENGTH = 0.01  # by which a vector's length may differ from 1
-LENGTHS_TRIED = 256  # rows whose lengths are compared with what the file says
 
 
 def choose_column(file: VectorFile, by: str, modalities: Sequence[str]) -> str:
@@ -113,20 +111,6 @@ def check_fit(file: VectorFile, column: str, query: Tensor, origin: str) -> None
         )
     if not query.isfinite().all() or (query == 0).all(1).any():
         raise FusionZooError(f"{origin}: the vector to search for has no direction (zeros or NaN)")
-
-
-def check_lengths(file: VectorFile, column: str) -> None:
-    """Raise if the file says that its vectors have length 1, and they do not."""
-    if not normalised(file, column):
-        return
-    for block in file.blocks(column, LENGTHS_TRIED):
-        lengths = block.vectors[block.usable].norm(dim=1)
-        if len(lengths) and (lengths - 1).abs().max() > UNIT_LENGTH:
-            raise FusionZooError(
-                f"{file.path} says that {column!r} is normalised to length 1, and a vector has"
-                f" length {lengths[(lengths - 1).abs().argmax()]:.3g}: embed the data again"
-            )
-        return
 
 
 def normalised(file: VectorFile, column: str) -> bool | None:

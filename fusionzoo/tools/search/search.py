@@ -23,7 +23,6 @@ from fusionzoo.models.fusion_model import FusionModel
 from .found import Found, Hit, print_found
 from .query import (
     check_fit,
-    check_lengths,
     check_same_space,
     choose_column,
     embed_query,
@@ -71,7 +70,6 @@ class Searcher:
         self.file = replace(open_vectors(path), keeps=self._in_memory)
         self._plugins, self._data = plugins, data
         self._model_source = model
-        self._checked: set[str] = set()  # columns whose vectors have the length that the file says
         self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
         self._parts: PartsOfRows | None = None
 
@@ -108,9 +106,6 @@ class Searcher:
         if k < 1:
             raise FusionZooError(f"k={k}; it must be at least 1")
         column = choose_column(self.file, by, list(values))
-        if column not in self._checked:
-            check_lengths(self.file, column)
-            self._checked.add(column)
         other = open_vectors(ids_from or self.file)
         check_same_space(self.file, other, column)
         rows = other.rows_of(ids)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fusionzoo.datasets.tables.arrow import is_list
 from fusionzoo.embeddings.files import EmbeddingFile, matrix_of, open_embedding_file
 from fusionzoo.errors import FusionZooError, check_known, explained, located
 
@@ -198,7 +199,7 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
         stored = open_embedding_file(path)
         schema, rows = stored.schema, stored.rows
         metadata = json.loads((schema.metadata or {}).get(b"fusionzoo", b"{}"))
-    lists = [x for x in schema if _holds_vectors(x.type)]
+    lists = [x for x in schema if is_list(x.type) and pa.types.is_floating(x.type.value_type)]
     dims = {x.name: _width(stored, x) for x in lists if x.name not in OTHER_LISTS}
     if "id" not in schema.names or not dims:
         raise FusionZooError(
@@ -215,12 +216,6 @@ def open_vectors(path: str | Path | VectorFile) -> VectorFile:
 def unit(vectors: Tensor) -> Tensor:
     """Scale vectors to length 1; zeros stay zeros."""
     return F.normalize(vectors.float(), dim=-1)
-
-
-def _holds_vectors(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
-    is_list = is_list or pa.types.is_large_list(kind)
-    return is_list and pa.types.is_floating(kind.value_type)
 
 
 def _have_directions(vectors: Tensor) -> Tensor:
