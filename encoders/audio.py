@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, check_heads, check_known, check_number, one_line
@@ -273,7 +273,7 @@ class MelTimm(WaveEncoder):
         samples = self.samples * self.padded[1] / self.size[1]  # that the map's columns span
         starts = torch.arange(width, device=wave.device) * (samples / width)
         is_real = starts < inputs["lengths"].clamp(min=1)[:, None]
-        mask = is_real.repeat(1, height)  # tokens are ordered by band, then by time
+        mask = repeat(is_real, "b t -> b (f t)", f=height)  # tokens: by band, then by time
         return mean_pooled(timm_tokens(self.net, feature_map), mask)
 
 

@@ -13,6 +13,7 @@ HEAVY = (
     *("pandas", "scipy", "sklearn", "matplotlib", "tensorboard", "PIL", "jinja2", "optuna"),
     *("transformers", "timm", "torchvision", "torchaudio", "datasets"),
 )
+COMPILER = ("torch._dynamo", "torch._inductor")
 # Commands run as the console command does; what is imported is noted when the first line appears,
 # before the first step, and at the end.
 CODE = """
@@ -72,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_training(folder: Path) -> dict[str, list[str]]:
     flags = ["--target", "y", "--train.epochs", "1", "--out", "run"]
-    return imported(folder, "train", "table.csv", *flags)
+    return imported(folder, "train", "table.csv", *flags, heavy=(*HEAVY, *COMPILER, "sympy"))
 
 
 @pytest.mark.parametrize("moment", ["first line", "first step"])
@@ -82,12 +83,67 @@ def test_training_on_a_table_imports_little_before(
     assert of_training[moment] == []
 
 
-def test_predicting_rows_of_a_table_imports_little(
-    folder: Path, of_training: dict[str, list[str]]
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("predict", "run", "table.csv", "--out", "x.csv"),
+        ("embed", "run", "table.csv", "--out", "x.npy"),
+        ("evaluate", "run"),  # whose intervals need scipy.special
+    ],
+    ids=lambda args: args[0],
+)
+def test_answering_rows_of_a_table_imports_little(
+    args: tuple[str, ...], folder: Path, of_training: dict[str, list[str]]
 ) -> None:
-    heavy = (*HEAVY, "torch._dynamo", "torch._inductor", "sympy")
-    flags = ["run", "table.csv", "--out", "x.csv"]
-    assert imported(folder, "predict", *flags, heavy=heavy)["end"] == []
+    absent = {*HEAVY, *COMPILER, "sympy", "scipy.stats", "scipy.optimize"}
+    absent -= {"scipy"} if args[0] == "evaluate" else set()
+    assert imported(folder, *args, heavy=tuple(absent))["end"] == []
+
+
+def test_images_are_trained_on_and_predicted_without_the_compiler(folder: Path) -> None:
+    heavy, cut = (*COMPILER, "transformers", "sklearn"), ("--data.samples", "60")
+    flags = ("--train.epochs", "1", "--out", "digits")
+    assert imported(folder, "train", "digits", *cut, *flags, heavy=heavy)["end"] == []
+    flags = ("--split", "test", "--out", "y.csv")
+    heavy = (*heavy, "sympy", "scipy")
+    assert imported(folder, "predict", "digits", *flags, heavy=heavy)["end"] == []
+
+
+def test_what_torchvision_and_timm_mark_is_still_kept_from_the_compiler() -> None:
+    code = """if True:
+        import sys
+        from fusionzoo.__main__ import CompilerLater
+        sys.meta_path.insert(0, CompilerLater())
+        import timm, torch
+        from torchvision.ops import roi_align
+        print("torch._dynamo" in sys.modules)
+        box = torch.tensor([[0.0, 0.0, 0.0, 2.0, 2.0]])
+        print(roi_align(torch.ones(1, 1, 4, 4), box, 1).item())
+        marked = timm.layers.disable_compiler(lambda x: (torch._dynamo.graph_break(), x + 1)[1])
+        print(torch.compile(lambda x: marked(x) * 2, backend="eager")(torch.ones(())).item())
+        from torchvision.ops.roi_align import is_compile_supported
+        print(is_compile_supported("cpu"), sys.modules["torch._dynamo.utils"].__file__ is None)
+    """
+    assert run_python(code).split() == ["False", "1.0", "4.0", "True", "False"]
+
+
+def test_the_garbage_collector_is_off_during_imports_alone(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text("import gc; is_on = gc.isenabled()")
+    (tmp_path / "outer.py").write_text("import gc, inner; is_on = gc.isenabled()")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    code = """if True:
+        import gc, sys
+        from fusionzoo.__main__ import CollectLater
+        sys.meta_path.insert(0, CollectLater())
+        sys.path.insert(0, sys.argv[1])
+        import outer
+        print(outer.is_on, outer.inner.is_on, gc.isenabled())
+        try:
+            import broken
+        except ZeroDivisionError:
+            print(gc.isenabled(), gc.get_freeze_count())
+    """
+    assert run_python(code, str(tmp_path)).split() == ["False", "False", "True", "True", "0"]
 
 
 def test_pyarrow_knows_pandas_once_anything_else_imports_it() -> None:

@@ -277,9 +277,9 @@ def _pair(setup: PidInputs, first: tuple[str, ...], second: tuple[str, ...]) -> 
     groups = len(_groups(setup)) if setup.fixed else len(setup.folds)
     margin = np.full(4, np.nan)
     if groups > 1:
-        from scipy.stats import t
+        from scipy.special import stdtrit
 
-        margin = t.ppf(0.975, groups - 1) * error
+        margin = stdtrit(groups - 1, 0.975) * error
     return Pair(
         first="+".join(first),
         second="+".join(second),

@@ -57,12 +57,12 @@ def seed_interval(values: Sequence[float]) -> Interval:
     >>> [round(x, 3) for x in seed_interval([0.90, 0.92, 0.94])]
     [0.92, 0.87, 0.97]
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit  # scipy.stats takes 0.4 s of CPU more to import
 
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -157,7 +157,7 @@ def crossed(
     98 %, too. With one of 30 fusions chosen in each fold it covers the true gain over a given
     modality in 94 to 97 % of data sets of 300 to 700 samples, and in 92 % of those of 150.
     """
-    from scipy.stats import t
+    from scipy.special import stdtr, stdtrit
 
     alike = effective_size(_group_sizes(scores.shape[1], groups, weights)[1])
     scores = by_group(scores, groups, weights)
@@ -181,8 +181,8 @@ def crossed(
     spread += seed_square**2 / (seeds - 1) if extra else 0.0
     freedom = max((item_square + extra) ** 2 / spread, 1.0)
     error = math.sqrt(variance)
-    half = float(t.ppf((1 + level) / 2, freedom)) * error
-    p = 2 * float(t.sf(abs(mean) / error, freedom))
+    half = float(stdtrit(freedom, (1 + level) / 2)) * error
+    p = 2 * float(stdtr(freedom, -abs(mean) / error))
     return Interval(mean, mean - half, mean + half), p
 
 

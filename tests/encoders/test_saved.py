@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fusionzoo
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.loading import SPARE, TENSOR, bounded_allocation
+from fusionzoo.models.loading import SIZES, SPARE, TENSOR, bounded_allocation
 from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from helpers import hub_stand_in as hub
 from helpers import tiny_models as tiny
@@ -113,6 +113,16 @@ def test_tensors_that_are_dropped_do_not_count_against_the_bound(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("name", "args"),
+    [("randn", ([2, 3],)), ("hann_window", (5, False)), ("linspace", (0.0, 1.0, 7))],
+)
+def test_sizes_are_those_that_torch_makes(name: str, args: tuple[Any, ...]) -> None:
+    make = getattr(torch.ops.aten, name)
+    assert {x.__name__ for x in SIZES} == {"randn", "hann_window", "linspace"}
+    assert [*SIZES[make](*args)] == [*make(*args).shape]
+
+
+@pytest.mark.parametrize(
     "build",
     [
         lambda: torch.zeros(2 * SPARE),
@@ -120,6 +130,9 @@ def test_tensors_that_are_dropped_do_not_count_against_the_bound(tmp_path: Path)
         lambda: nn.Parameter(torch.zeros(2 * SPARE).exp()[:2]),
         lambda: float(torch.zeros(2 * SPARE).sum()),
         lambda: [torch.zeros(8) for _ in range(SPARE // TENSOR)],
+        lambda: torch.randn(2, SPARE),
+        lambda: torch.hann_window(2 * SPARE),
+        lambda: torch.linspace(0, 1, 2 * SPARE),
         lambda: [torch.zeros(2 * SPARE) for _ in range(SPARE // TENSOR)],
     ],
 )

@@ -22,6 +22,7 @@ from fusionzoo.training.freezing import Unfreezing
 from fusionzoo.training.objective import Objective, freeze_unused
 from fusionzoo.training.optim import (
     Group,
+    _uncompiled,
     build_optimizer,
     describe,
     group_rows,
@@ -31,6 +32,31 @@ from fusionzoo.training.optim import (
 )
 from fusionzoo.training.schedules import drops, phased, schedule
 from fusionzoo.training.trainer import Trainer
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "Muon"])
+def test_an_optimiser_kept_from_the_compiler_computes_what_torchs_does(name: str) -> None:
+    torchs = getattr(torch.optim, name)
+    ours, settings = _uncompiled(torchs), {"lr": 0.1, "weight_decay": 0.01}
+    assert issubclass(ours, torchs)
+    generator = torch.Generator().manual_seed(0)
+    start, *grads = torch.randn(4, 3, 2, generator=generator)
+    states, weights = [], []
+    for kind in (torchs, ours):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = kind([weight], **settings)
+        for grad in grads:
+            weight.grad = grad.clone()
+            optimizer.step()
+            again = kind([weight], **settings)
+            again.load_state_dict(optimizer.state_dict())
+            optimizer = again
+        optimizer.zero_grad()
+        assert weight.grad is None
+        states.append(optimizer.state_dict())
+        weights.append(weight.detach())
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    assert torch.equal(*weights) and not torch.equal(start, weights[0])
 
 
 def make(**image: object) -> tuple[FusionModel, UnimodalHeads]:
