@@ -26,7 +26,7 @@ from fusionzoo.ground.registry import import_siblings
 from ._torchaudio import torchaudio_or_none
 from .base import ENCODERS, Encoder, EncoderEntry, Item, Processor, initialise, norms, varies
 from .hf import read_json, shared_checkpoints
-from .image import TIMM_CONFIG, in_timm, timm_library
+from .image import TIMM_CONFIG, in_timm, timm_library, torchvision_models
 from .open_clip import CONFIG as OPEN_CLIP_CONFIG
 from .open_clip import library as open_clip_library
 from .weights import WeightsReport, add_lora, load_weights, origin_of
@@ -153,8 +153,7 @@ def list_encoders(pattern: str | None = None, /, *, kind: str | None = None) -> 
 
 def _models_of(prefix: str) -> list[str]:
     """Return the models that a library lists; nothing lists those of `hf` and others."""
-    import torchvision.models as zoo
-
+    zoo = torchvision_models()
     if prefix in ("timm", "mel"):
         return list(timm_library().list_models())
     if prefix == "open_clip":
@@ -237,8 +236,7 @@ def _suggest_hub(name: str, kind: str) -> str:
 
 
 def _image_library(name: str) -> str:
-    import torchvision.models as zoo
-
+    zoo = torchvision_models()
     if in_timm(name):
         return "timm"
     if name in zoo.list_models(module=zoo.video):

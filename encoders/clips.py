@@ -26,6 +26,7 @@ from .image import (
     ImageProcessor,
     Preparation,
     build_torchvision,
+    torchvision_models,
 )
 
 MOST_FRAMES = 1024
@@ -258,8 +259,7 @@ class TorchvisionVideo(ClipEncoder):
         **model_settings: Any,
     ) -> None:
         super().__init__()
-        import torchvision.models as zoo
-
+        zoo = torchvision_models()
         if model not in zoo.list_models(module=zoo.video):
             near = did_you_mean(model, zoo.list_models(module=zoo.video))
             raise FusionZooError(f"torchvision has no video model {model!r}.{near}")

@@ -15,6 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from fusionzoo.errors import FusionZooError, check_choice, did_you_mean, explained, one_line
+from fusionzoo.ground.compiler import compiler_later
 from fusionzoo.structures import Features
 
 from .base import ENCODERS, Encoder, Item, Processor, called_modules, one_token, unmasked
@@ -144,8 +145,9 @@ class ImageProcessor(Processor):
         return self._resize(image, (max(1, int(height * factor)), max(1, int(width * factor))))
 
     def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms.v2.functional import resize
+        with compiler_later("torchvision.tv_tensors"):
+            from torchvision.transforms import InterpolationMode
+            from torchvision.transforms.v2.functional import resize
 
         mode = InterpolationMode(self.preparation.interpolation)
         return resize(image, list(size), interpolation=mode, antialias=self.antialias)
@@ -204,10 +206,18 @@ def without(package: str) -> Iterator[None]:
 
 def timm_library() -> Any:
     """Import timm."""
-    with without("wandb"):
+    with without("wandb"), compiler_later("timm"):
         import timm
 
     return timm
+
+
+def torchvision_models() -> Any:
+    """Import torchvision's models."""
+    with compiler_later("torchvision"):
+        import torchvision.models as zoo
+
+    return zoo
 
 
 def in_timm(model: str) -> bool:
@@ -486,10 +496,9 @@ class TimmImage(ImageEncoder):
 
 def build_torchvision(model: str, weights: Any, **settings: Any) -> Any:
     """Build a torchvision model, with published weights or with random ones (None)."""
-    from torchvision.models import get_model
 
     def build() -> Any:
-        return get_model(model, weights=weights, **settings)
+        return torchvision_models().get_model(model, weights=weights, **settings)
 
     return build() if weights is None else from_hub(f"torchvision/{model}", build, PYTORCH_HUB)
 
@@ -524,8 +533,7 @@ class TorchvisionImage(ImageEncoder):
         **model_settings: Any,
     ) -> None:
         super().__init__()
-        import torchvision.models as zoo
-
+        zoo = torchvision_models()
         if model not in zoo.list_models(module=zoo):
             near = did_you_mean(model, zoo.list_models(module=zoo))
             if model in zoo.list_models(module=zoo.video):

@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 from fusionzoo.errors import FusionZooError, explained, located, one_line, warn_of_file
 from fusionzoo.ground.cells import composed, read_cells
+from fusionzoo.ground.compiler import compiler_later
 from fusionzoo.targets import decimal_hint
 
 from .arrays import HDF5, ZIP, ArrayItem, find_item
@@ -270,7 +271,8 @@ def _memory_file(process: int) -> int:
 
 def _decode_jpeg(data: bytes, path: str) -> Tensor:
     """Decode by torchvision: exactly like Pillow, and faster. It misses some orientations."""
-    from torchvision.io import ImageReadMode
+    with compiler_later("torchvision"):
+        from torchvision.io import ImageReadMode
 
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     decode: Any = torch.ops.image.decode_jpeg  # `torchvision.io.decode_jpeg` warns at each call

@@ -188,7 +188,8 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     name = cfg.name.lower()
     kind = _find(name)
     parameters = inspect.signature(kind).parameters
-    setting_names = [key for key in parameters if key not in ("params", "lr", "weight_decay")]
+    others = ("params", "lr", "weight_decay", "differentiable")  # the last is for meta-learning
+    setting_names = [key for key in parameters if key not in others]
     for key in cfg.settings:
         problem = f"--optim.settings.{key}: {cfg.name} has no such setting"
         check_known(key, setting_names, problem)
@@ -205,7 +206,7 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
         settings["fused"] = True
     settings |= {k: tuple(x) if isinstance(x, list) else x for k, x in cfg.settings.items()}
     with explained(f"--optim.name {cfg.name} with {settings}", TypeError, ValueError, RuntimeError):
-        optimizer = kind(groups, **settings)
+        optimizer = _uncompiled(kind)(groups, **settings)
     if isinstance(optimizer, optim.SGD) and settings.get("momentum"):
         # Fused SGD raises if only some parameters of a group have a momentum buffer, which happens
         # with turns and phases. A buffer of zeros equals a missing one.
@@ -214,9 +215,11 @@ def build_optimizer(groups: list[Group], cfg: OptimConfig) -> optim.Optimizer:
     return optimizer
 
 
-def _uncompiled(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """Return an optimiser whose methods do not import torch's compiler, 1.1 s of CPU, to say that
-    it must not compile them; they compute the same."""
+def _uncompiled(kind: Any) -> Any:
+    """Return an optimiser of torch whose methods do not import its compiler, 1.1 s of CPU, to say
+    that it must not compile them; they compute the same. Others are returned as they are."""
+    if kind not in vars(optim).values():
+        return kind
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
@@ -234,7 +237,7 @@ def _find(name: str) -> Callable[..., optim.Optimizer]:
             f"--optim.name {name} needs {UNFIT[name]}, which training does not provide"
         )
     if name in torch_optimizers:
-        return _uncompiled(torch_optimizers[name])
+        return torch_optimizers[name]
     from timm.optim import get_optimizer_class, list_optimizers
 
     names = sorted({*torch_optimizers, *list_optimizers()} - {*UNFIT})

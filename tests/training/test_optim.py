@@ -59,6 +59,14 @@ def test_an_optimiser_kept_from_the_compiler_computes_what_torchs_does(name: str
     assert torch.equal(*weights) and not torch.equal(start, weights[0])
 
 
+def test_settings_that_training_cannot_keep_are_refused() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    groups: Any = [{"params": [weight], "lr": 0.1, "weight_decay": 0.0}]
+    cfg = OptimConfig(name="adamw", settings={"differentiable": True})
+    with pytest.raises(FusionZooError, match=r"settings\.differentiable: adamw has no such setting"):
+        build_optimizer(groups, cfg)
+
+
 def make(**image: object) -> tuple[FusionModel, UnimodalHeads]:
     encoders = {
         "image": {"name": "vector/mlp", "in_dim": 4, "dim": 6, **image},
