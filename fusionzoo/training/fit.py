@@ -33,6 +33,7 @@ from .trainer import Trainer
 
 Metrics = dict[str, Any]
 Loaders = dict[str, DataLoader[Batch]]
+FEW_EPOCHS = 30  # of more, the better ones and every tenth have a line
 KEPT = 2  # checkpoints; the older one replaces a damaged one
 OUT_OF_TIME = -1  # in place of an exit code: evaluate, save and report as after the last epoch
 
@@ -264,10 +265,12 @@ class RunInProgress:
             if trainer.cfg.train.metric and not state.best:
                 trainer.module.tasks.check_leading(val)
         train_loss, tasks = self._mean_loss(), trainer.module.tasks
-        self.tracker.log_epoch(state, train_loss, val, tasks)
-        self._forget_losses()
         is_last = trainer.cfg.train.select == "last"
         is_best = (self._in_last_phase() or any_phase) and (is_last or state.is_best(val, tasks))
+        many = self.steps > FEW_EPOCHS * self.epoch_steps
+        shown = not many or state.evaluated % 10 == 0 or (is_best and not is_last)
+        self.tracker.log_epoch(state, train_loss, val, tasks, shown=shown)
+        self._forget_losses()
         if is_best:
             state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
             checkpoint.save(self.best, trainer, state, keep=2)

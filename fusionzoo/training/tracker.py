@@ -253,9 +253,15 @@ class Tracker:
         self.log(step, "step", metrics)
 
     def log_epoch(
-        self, state: State, train_loss: float, val: Mapping[str, Any], tasks: Tasks
+        self,
+        state: State,
+        train_loss: float,
+        val: Mapping[str, Any],
+        tasks: Tasks,
+        *,
+        shown: bool = True,
     ) -> None:
-        """Record an epoch and print one line with its leading metric."""
+        """Record an epoch, and print a line with its leading metric if it is to be `shown`."""
         figures = {"epoch": state.evaluated, "train": {"loss": train_loss}, "val": val}
         leading = tasks.leading
         self.log(state.step, "epoch", figures)
@@ -267,6 +273,8 @@ class Tracker:
         has_leading = leading != "loss" and leading in val
         score = {f"val {leading}": f"{val[leading]:.3f}"} if leading in val else {}
         self._show({"epoch": str(state.evaluated), **score})
+        if not shown:
+            return
         self.say(
             f"epoch {state.evaluated:3d}  train loss {train_loss:.3f}"
             + (f"  val loss {val['loss']:.3f}" if val.get("loss") else "")  # 0: nothing to predict

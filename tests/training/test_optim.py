@@ -63,9 +63,7 @@ def test_settings_that_training_cannot_keep_are_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     groups: Any = [{"params": [weight], "lr": 0.1, "weight_decay": 0.0}]
     cfg = OptimConfig(name="adamw", settings={"differentiable": True})
-    with pytest.raises(
-        FusionZooError, match="differentiable: adamw has no such"
-    ):
+    with pytest.raises(FusionZooError, match="differentiable: adamw has no such"):
         build_optimizer(groups, cfg)
 
 

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -534,3 +535,16 @@ def test_progress_ends_with_a_training_that_stopped_early(
         assert "0 of 10 steps" in capsys.readouterr().err
     tracker.say("refit")
     assert capsys.readouterr().err == ""
+
+
+def test_of_many_epochs_the_better_and_every_tenth_have_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--data.name", "interactions", "--data.samples", "60", "--train.epochs", "31"]
+    assert train([*flags, "--train.floors", "false", "--out", str(tmp_path)]) == 0
+    shown = {int(x) for x in re.findall(r"^epoch +(\d+)", capsys.readouterr().out, re.MULTILINE)}
+    events = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    scores = {x["epoch"]: x["val"]["accuracy"] for x in events if x["event"] == "epoch"}
+    better = {n for n, x in scores.items() if x > max([-1, *(scores[m] for m in range(1, n))])}
+    assert len(scores) == 31
+    assert better | {10, 20, 30} <= shown < {*scores}
