@@ -104,7 +104,7 @@ SIGNATURES = """
 STRUCTURES = (
     *("fusionzoo.structures.Features", "fusionzoo.structures.FusionOutput"),
     *("fusionzoo.structures.Batch", "fusionzoo.fusion.base.Fusion"),
-    *("fusionzoo.encoders.base.Encoder", "fusionzoo.models.fusion_model.FusionModel"),
+    *("fusionzoo.encoders.base.Encoder", "fusionzoo.model.fusion_model.FusionModel"),
 )
 TABLES = """\
 # Results

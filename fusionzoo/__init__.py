@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from .fusion import create_fusion as create_fusion
     from .fusion import fusion_info as fusion_info
     from .inputs.data import create_dataset as create_dataset
-    from .models.fusion_model import FusionModel as FusionModel
-    from .models.fusion_model import create_model as create_model
-    from .models.loading import list_models as list_models
+    from .model.fusion_model import FusionModel as FusionModel
+    from .model.fusion_model import create_model as create_model
+    from .model.loading import list_models as list_models
     from .tools.convert.convert import convert as convert
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
@@ -73,9 +73,9 @@ _HOME = {
     "create_fusion": "fusion",
     "fusion_info": "fusion",
     "list_fusions": "zoo.facts",
-    "FusionModel": "models.fusion_model",
-    "create_model": "models.fusion_model",
-    "list_models": "models.loading",
+    "FusionModel": "model.fusion_model",
+    "create_model": "model.fusion_model",
+    "list_models": "model.loading",
     "load": "tools.export.runtime",
     "Run": "training.report",
     "register": "api",

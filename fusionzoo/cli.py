@@ -260,8 +260,8 @@ def _list_measured(data: str, names: Container[str]) -> None:
 
 def _list_trained(parsed: argparse.Namespace) -> None:
     """Print the models of the package, and what they reached given all or some modalities."""
-    from fusionzoo.models.loading import ZOO, list_models
-    from fusionzoo.models.trained_on import TrainedOn
+    from fusionzoo.model.loading import ZOO, list_models
+    from fusionzoo.model.trained_on import TrainedOn
 
     lines = []
     for name in list_models():

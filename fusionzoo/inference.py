@@ -30,6 +30,7 @@ from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import strange_cells
+from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularProcessor
 from fusionzoo.errors import FusionZooError, did_you_mean
@@ -51,11 +52,10 @@ from fusionzoo.ground.cells import fold
 from fusionzoo.ground.progress import progress_bar
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.machine.devices import pick_device
-from fusionzoo.machine.distributed import World
-from fusionzoo.models.answering import Answering
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.loading import load
-from fusionzoo.models.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
+from fusionzoo.model.answering import Answering
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.loading import load
+from fusionzoo.model.trained_on import SEEN, TrainedOn, as_trained, count_seen, seen_rows
 from fusionzoo.structures import (
     KINDS,
     Batch,

@@ -15,7 +15,7 @@ from fusionzoo.encoders.base import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import create_fusion, list_fusions
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Features
 from fusionzoo.training.multitask import plain_tasks

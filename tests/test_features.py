@@ -25,8 +25,8 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.features import cache as cache_module
 from fusionzoo.features.cache import CachedParts, FeatureCache, feature_cache, load_features
 from fusionzoo.features.encode import Compute, PartStore, StoredFeatures, describe, encode, key_of
-from fusionzoo.models.fusion_model import encode_rows
-from fusionzoo.models.standardise import LENGTH, Standardise
+from fusionzoo.model.fusion_model import encode_rows
+from fusionzoo.model.standardise import LENGTH, Standardise
 from fusionzoo.structures import Features
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -10,7 +10,7 @@ import torch
 
 from fusionzoo.errors import FusionZooError
 from fusionzoo.interop.sentence_transformers import wrap
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 
 PICTURE = np.full((20, 30, 3), 200, np.uint8)
 SAMPLES: list[Any] = [

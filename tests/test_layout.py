@@ -23,8 +23,9 @@ ROOMS = (  # from the ground up: a module imports from its own room or from belo
     ("errors", "version", "_unlinked"),
     ("files", "ground", "structures", "targets"),
     ("config", "machine"),
+    ("distributed",),
     ("encoders", "fusion", "datasets"),  # these three never import one another
-    ("features", "html", "inputs", "models"),
+    ("features", "html", "inputs", "model"),
     ("evaluation",),
     ("training",),
     ("embeddings", "inference", "interop", "testing", "zoo"),
@@ -223,7 +224,7 @@ def test_tests_mirror_the_folders_and_share_code_in_helpers() -> None:
 def test_loaders_are_made_in_one_place() -> None:
     """Two more: `model.py` shows the call in a message; the contract of data sets sends samples."""
     calls = {module for module, text in sources().items() if "DataLoader(" in text}
-    makes = {"datasets.loader", "models.fusion_model", "testing.data"}
+    makes = {"datasets.loader", "model.fusion_model", "testing.data"}
     assert calls == {f"fusionzoo.{module}" for module in makes}
 
 

@@ -23,7 +23,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.trained_on import TrainedOn, hash_texts
+from fusionzoo.model.trained_on import TrainedOn, hash_texts
 
 WORDS = ("rot", "blau", "hell", "dunkel", "stabil", "akut", "ruhig")
 LABELS = ("Husten", "Fieber", "Atemnot")

@@ -16,7 +16,7 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError, check_known, did_you_mean
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion, fusion_info, list_fusions
-from fusionzoo.models.fusion_model import refuse_other_answers
+from fusionzoo.model.fusion_model import refuse_other_answers
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.zoo.cards import FAMILIES
 

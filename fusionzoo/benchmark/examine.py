@@ -19,7 +19,7 @@ from fusionzoo.evaluation.robustness import corrupted
 from fusionzoo.evaluation.shapley import subset_label, subsets
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import Compute, encode
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Features, seed_of
 from fusionzoo.training.multitask import Tasks
 

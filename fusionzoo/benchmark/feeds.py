@@ -11,14 +11,14 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.loader import make_loader
+from fusionzoo.distributed import World
 from fusionzoo.encoders import Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.machine.devices import pick_device
-from fusionzoo.machine.distributed import World
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.standardise import RAW_KINDS, Standardise
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features, Sample
 from fusionzoo.training.loaders import num_workers, whole_batch
 

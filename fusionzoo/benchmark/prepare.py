@@ -26,7 +26,7 @@ from fusionzoo.fusion import create_fusion
 from fusionzoo.ground.plugins import code_digest
 from fusionzoo.ground.progress import progress_bar
 from fusionzoo.machine.devices import seed_everything
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder
 from fusionzoo.training.build import choose_encoders

@@ -19,7 +19,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import row_mean
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.base import RunningMeans
-from fusionzoo.models.fusion_model import FusionModel, UnimodalHeads
+from fusionzoo.model.fusion_model import FusionModel, UnimodalHeads
 from fusionzoo.structures import Batch, Features, FusionOutput, Phase, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance
 from fusionzoo.training.balance.base import presence

@@ -24,7 +24,7 @@ from fusionzoo.features.frozen import FrozenFeatures, stored_features
 from fusionzoo.ground.plugins import code_digest
 from fusionzoo.inputs.identity import data_identity
 from fusionzoo.machine.devices import GPUS, is_out_of_memory
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch, FusionOutput, check_finite, evaluating
 from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch

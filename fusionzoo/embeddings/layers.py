@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.image import channels_last
 from fusionzoo.errors import FusionZooError, check_known, did_you_mean
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import ITEM_COUNTS, Batch, Features, masked_mean
 
 WITHOUT_PADDING = ("image",)  # kinds whose positions are all real

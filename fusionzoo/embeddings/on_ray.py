@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from fusionzoo.config import EmbedConfig
 from fusionzoo.datasets.opening.spec import DataSpec
+from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.machine.devices import pick_device
-from fusionzoo.machine.distributed import World
 from fusionzoo.machine.memory import keep_freed_memory
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 from .extract import Extraction, extract
 from .open import open_model_and_data

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusionzoo.encoders import torchaudio_or_none
 from fusionzoo.errors import FusionZooError, explained
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fusionzoo
 from fusionzoo.encoders import Encoder, create_encoder, entry_of
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import KINDS, Audio, Features, Sample
 
 from .checks import Checks, assert_registered

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree, merge
 from fusionzoo.datasets import PairedDataset, create_dataset
+from fusionzoo.distributed import World, process_group, wrap
 from fusionzoo.ground.plugins import definition_of, is_reference, source_of
-from fusionzoo.machine.distributed import World, process_group, wrap
 from fusionzoo.machine.fsdp import full_state_dict
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import BALANCE, Balance, StrategyInputs
 from fusionzoo.training.build import build_objective, choose_encoders

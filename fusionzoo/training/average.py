@@ -18,7 +18,7 @@ from fusionzoo.encoders.vector import VectorIdentity
 from fusionzoo.evaluation.measure import Answers
 from fusionzoo.fusion.late.late_mean import LateMean
 from fusionzoo.machine.fsdp import sharded
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 from .fitted.linear import LinearMap
 from .multitask import Tasks

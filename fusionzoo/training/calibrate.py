@@ -17,7 +17,7 @@ from torch import Tensor
 from fusionzoo.evaluation.calibration import calibration as calibration_figures
 from fusionzoo.evaluation.measure import Answers
 from fusionzoo.evaluation.metrics import multilabel_macro_f1, row_mean
-from fusionzoo.models.confidence import Calibration, TargetCalibration
+from fusionzoo.model.confidence import Calibration, TargetCalibration
 from fusionzoo.targets import AnyOf, Level, Number, Target, words
 
 from .tasks import OBJECTIVES, standard_objective

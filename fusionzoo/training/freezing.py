@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fusionzoo.config import OptimConfig, RunConfig
 from fusionzoo.encoders.base import fully_frozen, layer_numbers
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Phase, StepContext
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.machine.devices import same_randomness
-from fusionzoo.models.fusion_model import FusionModel, UnimodalHeads
+from fusionzoo.model.fusion_model import FusionModel, UnimodalHeads
 from fusionzoo.structures import (
     Batch,
     Features,

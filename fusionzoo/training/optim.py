@@ -16,7 +16,7 @@ from fusionzoo.config.schema import KEYED, UNFREEZING
 from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError, check_known, explained
 from fusionzoo.machine.fsdp import full_tensor, is_shard, reshard, shard_like
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 from .freezing import Unfreezing
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusionzoo.config import TrainConfig
 from fusionzoo.encoders import Encoder
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 
 def save_memory_and_compile(

@@ -20,6 +20,7 @@ from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
+from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.evaluation.measure import POSITIVE, WEIGHTED_BY, Answers, terms
 from fusionzoo.evaluation.statistics import effective_size, share_interval
@@ -27,12 +28,11 @@ from fusionzoo.files import whole_lines, write_json
 from fusionzoo.ground.console import command_line
 from fusionzoo.ground.plugins import plugin_list
 from fusionzoo.machine.devices import same_randomness
-from fusionzoo.machine.distributed import from_main, gather
 from fusionzoo.machine.fsdp import full_state_dict, sharded
-from fusionzoo.models.confidence import Calibration
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.loading import load
-from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
+from fusionzoo.model.confidence import Calibration
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.loading import load
+from fusionzoo.model.trained_on import Row, RunResults, TrainedOn
 from fusionzoo.structures import Batch
 
 from .calibrate import calibratable, calibrate, calibration_rows, measure

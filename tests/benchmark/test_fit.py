@@ -26,9 +26,9 @@ from fusionzoo.benchmark.train import (
     refit,
     stackable,
 )
+from fusionzoo.distributed import World
 from fusionzoo.features.encode import StoredFeatures
-from fusionzoo.machine.distributed import World
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Features
 from fusionzoo.training.balance import StrategyInputs
 from fusionzoo.training.multitask import plain_tasks

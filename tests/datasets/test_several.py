@@ -32,7 +32,7 @@ from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.robustness import corrupt
 from fusionzoo.features.encode import Compute, encode, fingerprint
-from fusionzoo.models.fusion_model import encode_rows
+from fusionzoo.model.fusion_model import encode_rows
 from fusionzoo.structures import ITEM_COUNTS, Audio, Sample
 from fusionzoo.tools.audit.scan import scan_values
 from helpers.samples import epoch, plain

@@ -24,7 +24,7 @@ from fusionzoo.embeddings import on_ray
 from fusionzoo.embeddings.files import read_about
 from fusionzoo.embeddings.parts import PartsFolder
 from fusionzoo.encoders import at_hand
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.scripts.embed import main as embed
 
 CHARS = {"name": "chars", "dim": 8, "num_layers": 1, "num_heads": 2}

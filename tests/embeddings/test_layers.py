@@ -18,7 +18,7 @@ from fusionzoo.config import EmbedConfig
 from fusionzoo.config.load import from_args
 from fusionzoo.embeddings.files import read_about
 from fusionzoo.embeddings.layers import layer_names, read_setting, reading_layers
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import ITEM_COUNTS
 
 CHARS = {"name": "chars", "dim": 8, "num_layers": 2, "num_heads": 2}

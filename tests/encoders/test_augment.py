@@ -30,7 +30,7 @@ from fusionzoo.encoders.augment import (
     swap_neighbours,
 )
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import Audio, Batch
 
 SMALL = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}

@@ -15,7 +15,7 @@ import fusionzoo
 from fusionzoo.encoders import Encoder, create_encoder
 from fusionzoo.encoders.hf import load_tokenizer
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import create_model
+from fusionzoo.model.fusion_model import create_model
 from fusionzoo.structures import Audio, Features, Sample
 from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny

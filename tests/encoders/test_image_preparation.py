@@ -18,7 +18,7 @@ from fusionzoo.encoders import create_encoder
 from fusionzoo.encoders.hf_image import CheckpointImage
 from fusionzoo.encoders.weights import resolve
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import create_model
+from fusionzoo.model.fusion_model import create_model
 from fusionzoo.structures import Sample
 from fusionzoo.testing.encoders import features_of
 from helpers import tiny_models as tiny

@@ -14,7 +14,7 @@ from torch import Tensor
 import fusionzoo
 from fusionzoo.encoders import Encoder, create_encoder, hf
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import create_model
+from fusionzoo.model.fusion_model import create_model
 from fusionzoo.structures import Audio, Features, Sample
 from fusionzoo.testing.encoders import CHECKS, batch_of, features_of, maker
 from helpers import tiny_models as tiny
@@ -154,7 +154,7 @@ def test_a_small_tower_of_a_large_model_loads_within_the_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Towers that were dropped are not built again: CLAP's for text is the largest of a model."""
-    monkeypatch.setattr("fusionzoo.models.loading.SPARE", 1 << 22)  # elements
+    monkeypatch.setattr("fusionzoo.model.loading.SPARE", 1 << 22)  # elements
     monkeypatch.setitem(tiny.TEXT, "vocab_size", 400_000)
     source = tiny.save_clap(tmp_path / "clap")
     saved = create_model("concat", {"audio": f"{name}/{source}"}, 2).save(tmp_path / "saved")

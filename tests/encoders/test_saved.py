@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fusionzoo
 from fusionzoo.encoders import create_encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.loading import SIZES, SPARE, TENSOR, bounded_allocation
+from fusionzoo.model.loading import SIZES, SPARE, TENSOR, bounded_allocation
 from fusionzoo.testing.encoders import CHECKS, features_of, maker
 from helpers import hub_stand_in as hub
 from helpers import tiny_models as tiny

@@ -59,7 +59,7 @@ def halve(value: Tensor) -> Tensor:
     return value.float() / 2
 
 
-def model_of(encoder: Encoder, **settings: Any) -> fusionzoo.models.fusion_model.FusionModel:
+def model_of(encoder: Encoder, **settings: Any) -> fusionzoo.model.fusion_model.FusionModel:
     fusion = {"name": "concat", "dim": 4, "hidden": []}
     return fusionzoo.create_model(fusion, {"x": encoder}, 2, **settings).eval()
 

@@ -19,7 +19,7 @@ from fusionzoo.fusion.hybrid.i2moe import RunningMoments, interaction_losses
 from fusionzoo.fusion.hybrid.misa import moment_discrepancy, overlap
 from fusionzoo.fusion.hybrid.mmin import random_subset, squared_error
 from fusionzoo.fusion.hybrid.mvae_poe import multiply
-from fusionzoo.models.fusion_model import create_model
+from fusionzoo.model.fusion_model import create_model
 from fusionzoo.structures import StepContext, keep_only
 from fusionzoo.testing.fusions import features, full, patterns
 from helpers.oracle import WIDTHS, aligned, close, context, copy, made

@@ -18,7 +18,7 @@ from fusionzoo.benchmark import candidates
 from fusionzoo.config import BenchmarkConfig, OptimConfig
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import FusionOutput
 from fusionzoo.testing import fusions
 from fusionzoo.testing.runner import SUITES

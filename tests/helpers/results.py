@@ -20,17 +20,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MODEL = (
-    "fusionzoo/models/fusion_model.py",
+    "fusionzoo/model/fusion_model.py",
     "fusionzoo/structures.py",
     "encoders",
     "datasets",
     "fusion",
 )
-TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/machine/distributed.py")
+TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed.py")
 BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
-READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/models/loading.py")
-READING += ("fusionzoo/models/folder.py",)
+READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/model/loading.py")
+READING += ("fusionzoo/model/folder.py",)
 SHARED = ("perf/_cells.py",)
 
 

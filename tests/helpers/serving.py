@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.tools.serve.server import ServeConfig, build_app, server_of
 
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fusionzoo import structures
 from fusionzoo.config import DistConfig
 from fusionzoo.datasets.loader import make_loader
+from fusionzoo.distributed import process_group
 from fusionzoo.errors import FusionZooError
 from fusionzoo.machine.devices import (
     gpu_random_state,
@@ -24,7 +25,6 @@ from fusionzoo.machine.devices import (
     same_randomness,
     set_gpu_random_state,
 )
-from fusionzoo.machine.distributed import process_group
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective

@@ -22,9 +22,9 @@ import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.datasets.media.decode import decode_image
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.confidence import Calibration, TargetCalibration
-from fusionzoo.models.fusion_model import FusionModel, create_model
-from fusionzoo.models.trained_on import TrainedOn, hash_texts
+from fusionzoo.model.confidence import Calibration, TargetCalibration
+from fusionzoo.model.fusion_model import FusionModel, create_model
+from fusionzoo.model.trained_on import TrainedOn, hash_texts
 from fusionzoo.targets import AnyOf, Number, OneOf
 from fusionzoo.tools.export import web
 from fusionzoo.tools.export.export import export

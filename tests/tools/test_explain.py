@@ -20,7 +20,7 @@ from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.encoders import wrap_encoder
 from fusionzoo.fusion import list_fusions
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import Audio, Clip, Labels, keep_only
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.explain.attribution import exact_shares, sampled_shares

@@ -22,8 +22,8 @@ from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion import Fusion
 from fusionzoo.fusion.early.sum import Sum
-from fusionzoo.models.folder import write_digests
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.folder import write_digests
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import Features, FusionOutput, Sample
 from fusionzoo.targets import AnyOf, Level, Number
 from fusionzoo.tools.export.export import ExportFiles, export

@@ -31,7 +31,7 @@ from PIL import Image
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.tools.serve.server import ServeConfig, build_app
 from helpers.serving import serving
 

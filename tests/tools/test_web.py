@@ -21,7 +21,7 @@ from fusionzoo.encoders.image import RESIZES, ImageProcessor, Preparation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.ground.resampling import ROLL_OFF, ZERO_CROSSINGS, resampler
 from fusionzoo.html.template import template
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.tools.export import web
 from fusionzoo.tools.export.export import export
 from helpers.browser import as_script, browser, served

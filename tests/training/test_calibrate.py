@@ -17,7 +17,7 @@ import fusionzoo as fz
 from fusionzoo import FusionZooError
 from fusionzoo.cli import main
 from fusionzoo.inference import say_unlearnt
-from fusionzoo.models.confidence import Calibration, TargetCalibration
+from fusionzoo.model.confidence import Calibration, TargetCalibration
 from fusionzoo.structures import Labels
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 from fusionzoo.training.calibrate import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.machine.distributed import World, process_group, wrap
-from fusionzoo.models.fusion_model import UnimodalHeads
+from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.model.fusion_model import UnimodalHeads
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective
 from fusionzoo.training.trainer import Trainer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.training.report import Run
 from helpers.trainings import kill_in
 

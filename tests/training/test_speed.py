@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.encoders import create_encoder
-from fusionzoo.models.fusion_model import FusionModel, create_model
+from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.recompute import blocks, save_memory_and_compile

@@ -17,8 +17,8 @@ import fusionzoo
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import FusionModel, create_model
-from fusionzoo.models.standardise import LENGTH, Moments, Standardise
+from fusionzoo.model.fusion_model import FusionModel, create_model
+from fusionzoo.model.standardise import LENGTH, Moments, Standardise
 from fusionzoo.structures import Batch
 from fusionzoo.training import frozen
 from fusionzoo.training.report import Run

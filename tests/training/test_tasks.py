@@ -16,7 +16,7 @@ import fusionzoo
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import metric, row_mean
 from fusionzoo.fusion import list_fusions
-from fusionzoo.models.fusion_model import UnimodalHeads, create_model
+from fusionzoo.model.fusion_model import UnimodalHeads, create_model
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Labels, Prediction, StepContext, evaluating

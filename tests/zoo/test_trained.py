@@ -9,7 +9,7 @@ import pytest
 import fusionzoo as fz
 from fusionzoo.cli import main
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.loading import ZOO
+from fusionzoo.model.loading import ZOO
 
 LARGEST = 5_000_000  # bytes of a model in the wheel
 

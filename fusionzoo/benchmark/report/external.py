@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, explained, list_names
-from fusionzoo.models.trained_on import SEEN
+from fusionzoo.model.trained_on import SEEN
 
 from ..bench import Bench
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.evaluation.shapley import shapley, subsets
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.targets import AnyOf, Level, Number, OneOf, Target
 
 Subset = frozenset[str]

@@ -23,8 +23,8 @@ from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.ground.progress import progress_bar
 from fusionzoo.inference import data_settings_of, encode_batches, open_data, open_model
 from fusionzoo.inputs.data import Data, configure
-from fusionzoo.models.fusion_model import FusionModel, encode_rows
-from fusionzoo.models.standardise import standardise
+from fusionzoo.model.fusion_model import FusionModel, encode_rows
+from fusionzoo.model.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
 from fusionzoo.training.report import Run
 

@@ -16,10 +16,10 @@ from fusionzoo.config.schema import PLUGINS, option
 from fusionzoo.errors import FusionZooError, keyword_errors
 from fusionzoo.files import replacing_folder
 from fusionzoo.machine.graphs import quiet, require_onnx
-from fusionzoo.models.folder import NAME as DIGESTS
-from fusionzoo.models.folder import write_digests
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.loading import load
+from fusionzoo.model.folder import NAME as DIGESTS
+from fusionzoo.model.folder import write_digests
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.loading import load
 from fusionzoo.structures import evaluating
 from fusionzoo.training.report import Run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusionzoo.files import write_json, write_text
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 from .preprocess import OWN, describe
 from .runtime import FORMAT, LABELS, PREPROCESS

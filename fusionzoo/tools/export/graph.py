@@ -26,8 +26,8 @@ from fusionzoo.machine.graphs import (
     open_session,
     run_session,
 )
-from fusionzoo.models.fusion_model import FusionModel, hide_absent
-from fusionzoo.models.standardise import standardise
+from fusionzoo.model.fusion_model import FusionModel, hide_absent
+from fusionzoo.model.standardise import standardise
 from fusionzoo.structures import (
     ITEM_COUNTS,
     Audio,

@@ -19,12 +19,12 @@ from fusionzoo.files import read_json_object
 from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.ground.progress import progress_bar
 from fusionzoo.machine.graphs import open_session, require_onnx, run_session
-from fusionzoo.models import loading
-from fusionzoo.models.answering import Answering
-from fusionzoo.models.confidence import Calibration
-from fusionzoo.models.folder import check_listed
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.trained_on import TrainedOn, as_trained
+from fusionzoo.model import loading
+from fusionzoo.model.answering import Answering
+from fusionzoo.model.confidence import Calibration
+from fusionzoo.model.folder import check_listed
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.trained_on import TrainedOn, as_trained
 from fusionzoo.structures import Batch, check_finite
 from fusionzoo.targets import from_spec
 

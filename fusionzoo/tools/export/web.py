@@ -13,8 +13,8 @@ from typing import Any
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import cache_root, replacing_folder, write_text
 from fusionzoo.html.template import template
-from fusionzoo.models.folder import NAME as DIGESTS
-from fusionzoo.models.folder import OPTIONAL
+from fusionzoo.model.folder import NAME as DIGESTS
+from fusionzoo.model.folder import OPTIONAL
 from fusionzoo.version import __version__
 
 from .preprocess import OWN

@@ -18,7 +18,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.evaluation.measure import Answers, Figures, measure
 from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.inference import Settings, collect_answers, labelled, tasks_of_model
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number, Target, join_words
 from fusionzoo.training.multitask import Tasks

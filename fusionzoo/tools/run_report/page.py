@@ -18,8 +18,8 @@ from fusionzoo.datasets.summary import class_counts, data_facts
 from fusionzoo.datasets.tables.splits import SPLITS
 from fusionzoo.evaluation.measure import weighted_by
 from fusionzoo.html.samples import show_sample
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.trained_on import count_seen
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.trained_on import count_seen
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number
 from fusionzoo.training.gain import GAIN

@@ -22,7 +22,7 @@ from fusionzoo.html.samples import MAX_CHARACTERS, PLAYED, SIDE
 from fusionzoo.html.template import template
 from fusionzoo.inference import open_data, open_model, refuse_to_replace
 from fusionzoo.inputs.data import Data, configure
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
 from fusionzoo.version import __version__

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.errors import FusionZooError, check_known
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.loading import load
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.loading import load
 
 from .vectors import ALIGNED, VectorFile, unit
 

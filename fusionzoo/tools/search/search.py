@@ -18,7 +18,7 @@ from fusionzoo.config.schema import PLUGINS, Count, option
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
 from fusionzoo.ground.plugins import load_plugins
-from fusionzoo.models.fusion_model import FusionModel
+from fusionzoo.model.fusion_model import FusionModel
 
 from .found import Found, Hit, print_found
 from .query import (

@@ -14,8 +14,8 @@ from fusionzoo.config.load import run_command
 from fusionzoo.config.schema import PLUGINS, THRESHOLD, THRESHOLDS, Between, Count, option
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.machine.devices import pick_device
-from fusionzoo.models.fusion_model import FusionModel
-from fusionzoo.models.loading import load
+from fusionzoo.model.fusion_model import FusionModel
+from fusionzoo.model.loading import load
 from fusionzoo.tools.search.search import Searcher
 
 if TYPE_CHECKING:

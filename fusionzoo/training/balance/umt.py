@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import encode_rows
-from fusionzoo.models.loading import load
+from fusionzoo.model.fusion_model import encode_rows
+from fusionzoo.model.loading import load
 from fusionzoo.structures import StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of

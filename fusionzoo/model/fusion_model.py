@@ -21,12 +21,12 @@ from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.fusion.late.ensemble import Ensemble
-from fusionzoo.models.answering import Answering, RawSamples
-from fusionzoo.models.card import card_text, write_card
-from fusionzoo.models.confidence import Calibration
-from fusionzoo.models.folder import FORMAT, files_of_model, public_spec, sources, write_digests
-from fusionzoo.models.hub import push
-from fusionzoo.models.trained_on import TrainedOn, as_trained
+from fusionzoo.model.answering import Answering, RawSamples
+from fusionzoo.model.card import card_text, write_card
+from fusionzoo.model.confidence import Calibration
+from fusionzoo.model.folder import FORMAT, files_of_model, public_spec, sources, write_digests
+from fusionzoo.model.hub import push
+from fusionzoo.model.trained_on import TrainedOn, as_trained
 from fusionzoo.structures import (
     Batch,
     Features,

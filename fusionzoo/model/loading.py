@@ -18,19 +18,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, explained, located
 from fusionzoo.ground.plugins import imports_forbidden, load_plugins
-from fusionzoo.models.card import edited_readme
-from fusionzoo.models.confidence import Calibration
-from fusionzoo.models.folder import (
+from fusionzoo.model.card import edited_readme
+from fusionzoo.model.confidence import Calibration
+from fusionzoo.model.folder import (
     FolderConfig,
     check_digests,
     check_wrapped,
     read_config,
     why_not_built,
 )
-from fusionzoo.models.fusion_model import FusionModel, Raw, build_heads, create_model
-from fusionzoo.models.hub import download, is_repository
-from fusionzoo.models.standardise import Standardise
-from fusionzoo.models.trained_on import TrainedOn
+from fusionzoo.model.fusion_model import FusionModel, Raw, build_heads, create_model
+from fusionzoo.model.hub import download, is_repository
+from fusionzoo.model.standardise import Standardise
+from fusionzoo.model.trained_on import TrainedOn
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 

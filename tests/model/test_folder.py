@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 import fusionzoo
 from fusionzoo.encoders._torchaudio import torchaudio_or_none
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.folder import FORMAT, files_of_model, write_digests
-from fusionzoo.models.fusion_model import FusionModel, UnimodalHeads, create_model
-from fusionzoo.models.loading import _check_finite
-from fusionzoo.models.standardise import Standardise
-from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
+from fusionzoo.model.folder import FORMAT, files_of_model, write_digests
+from fusionzoo.model.fusion_model import FusionModel, UnimodalHeads, create_model
+from fusionzoo.model.loading import _check_finite
+from fusionzoo.model.standardise import Standardise
+from fusionzoo.model.trained_on import Row, RunResults, TrainedOn
 from fusionzoo.targets import Level, Number, OneOf
 
 NET = {"pretrained": False, "channels": [8, 8, 8, 8], "stem_width": 8}

@@ -16,9 +16,9 @@ import yaml
 
 import fusionzoo
 import fusionzoo as fz
-from fusionzoo.models.fusion_model import FusionModel, create_model
-from fusionzoo.models.hub import is_repository
-from fusionzoo.models.trained_on import Row, RunResults, TrainedOn
+from fusionzoo.model.fusion_model import FusionModel, create_model
+from fusionzoo.model.hub import is_repository
+from fusionzoo.model.trained_on import Row, RunResults, TrainedOn
 from helpers import tiny_models
 
 TESTS = Path(__file__).parents[1]

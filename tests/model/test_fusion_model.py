@@ -23,14 +23,14 @@ from torch.utils.data import DataLoader
 
 import fusionzoo
 from fusionzoo.errors import FusionZooError
-from fusionzoo.models.fusion_model import (
+from fusionzoo.model.fusion_model import (
     FusionModel,
     UnimodalHeads,
     accept_one_value,
     create_model,
     encode_rows,
 )
-from fusionzoo.models.standardise import Standardise
+from fusionzoo.model.standardise import Standardise
 from fusionzoo.structures import Batch
 
 ENCODERS: dict[str, dict[str, Any]] = {

@@ -1,1 +1,0 @@
-"""`FusionModel`: built, stored, loaded, and what it remembers."""
