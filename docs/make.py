@@ -25,9 +25,8 @@ import yaml
 
 from fusionzoo import fusion_info, list_datasets, list_encoders, list_fusions
 from fusionzoo.benchmark.candidates import LINEAR
-from fusionzoo.benchmark.report.page import Report
 from fusionzoo.benchmark.report.results import PRODUCT_PRESENT
-from fusionzoo.benchmark.report.summary import CHOSEN_ALONE, EARLIER_NAMES
+from fusionzoo.benchmark.report.summary import CHOSEN_ALONE
 from fusionzoo.evaluation.statistics import seed_interval
 from fusionzoo.fusion import Fusion
 from fusionzoo.structures import KINDS
@@ -153,7 +152,6 @@ The best, more than {points:.0f} points above the dashed line:
 `modality_dropout` changes the accuracy on incomplete samples by {gain:+.1f} points (median over
 fusions), that on complete ones by {price:+.1f}."""
 UNKNOWN = "not measured"
-REPORTS = ("stamps", "digits")  # in results/benchmark
 BASELINES = (CHOSEN_ALONE, PRODUCT_PRESENT, LINEAR[0])
 HEAD = """\
 Formula, paper, pitfall and settings of each; [{index}.md](../{index}.md) has all of them in one
@@ -174,21 +172,23 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
 
 
 def measured() -> str:
-    """Return the table of figures: two baselines, then one row for each fusion."""
-    scores = {data: leaderboard(data) for data in REPORTS}
+    """Return the table of figures: baselines, then one row for each fusion."""
+    scores: dict[str, dict[str, float]] = {}
+    for row in rows("zoo"):
+        scores.setdefault(row["set"], {})[row["candidate"]] = float(row["accuracy"])
     xor = {row["fusion"]: row["accuracy"] for row in _tasks("xor") if row["modalities"] == "2"}
     times = {row["fusion"]: row for row in rows("fusions") if row["tokens_times"] == "1"}
     lines = [
-        f"| fusion | {' | '.join(f'`{x}`' for x in REPORTS)} | xor | time |",
-        f"| --- |{' --- |' * len(REPORTS)} --- | --- |",
+        f"| fusion | {' | '.join(f'`{x}`' for x in scores)} | xor | time |",
+        f"| --- |{' --- |' * len(scores)} --- | --- |",
     ]
     for baseline in BASELINES:
-        figures = [_figure(scores[data].get(baseline)) for data in REPORTS]
+        figures = [_figure(of_set.get(baseline)) for of_set in scores.values()]
         lines.append(f"| {baseline} | {' | '.join(figures)} | | |")
     for card in sorted(fusion_cards(), key=lambda card: (FAMILIES.index(card.family), card.name)):
         cost = times.get(card.name)
         figures = (
-            *(_figure(scores[data].get(card.name)) for data in REPORTS),
+            *(_figure(of_set[card.name]) for of_set in scores.values()),
             f"{float(x):.2f}" if (x := xor.get(card.name)) else UNKNOWN,
             _figure(float(cost["ratio_to_concat_transformer"]) if cost else None),
         )
@@ -200,13 +200,6 @@ def measured() -> str:
 def fusion_cards() -> list[Card]:
     """Read the cards of all fusions; each is built and run once to measure it."""
     return cards()
-
-
-def leaderboard(data: str) -> dict[str, float]:
-    """Return the score of every candidate and baseline of a benchmark, over its folds."""
-    report = Report.read(RESULTS / "benchmark" / data)
-    scores = {row["candidate"]: row["accuracy"] for row in report.figures["leaderboard"]}
-    return {EARLIER_NAMES.get(name, name): score for name, score in scores.items()}
 
 
 def _figure(value: float | None) -> str:
