@@ -50,8 +50,9 @@ def start(cfg: BenchmarkConfig) -> int:
     """Compare candidates, or combine finished reports; return the exit code."""
     if cfg.combine:
         from fusionzoo.benchmark.report.combine import combine
+        from fusionzoo.datasets.tables.table import word_list
 
-        return combine(cfg.combine, Path(cfg.out), pdf=cfg.figures == "pdf")
+        return combine(word_list(cfg.combine), Path(cfg.out), pdf=cfg.figures == "pdf")
     load_plugins(cfg.plugins)
     cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
     from fusionzoo.benchmark.api import run, run_shard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusionzoo.cli import COMMANDS, main
+from fusionzoo.cli import COMMANDS, EVALUATE, PREDICT, main
+from fusionzoo.config import BenchmarkConfig, EmbedConfig, EvaluateConfig, PredictConfig, RunConfig
+from fusionzoo.config.load import Usage, from_args
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import make_cache_folder
 from fusionzoo.ground.console import command_line, print_columns
+from fusionzoo.scripts import benchmark, embed, train
+from fusionzoo.tools import analyse, reproduce
+from fusionzoo.tools.run_report import report
 from helpers.python import run_python
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -247,3 +254,25 @@ def test_a_mistake_is_one_line_and_answered_without_torch(
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert [x.name for x in folder.iterdir()] == ["clinic.csv"]
+
+
+USAGES = (
+    *((train.USAGE, RunConfig), (embed.USAGE, EmbedConfig), (benchmark.USAGE, BenchmarkConfig)),
+    *((EVALUATE, EvaluateConfig), (PREDICT, PredictConfig), (analyse.USAGE, analyse.AnalyseConfig)),
+    *((report.USAGE, report.ReportConfig), (reproduce.USAGE, reproduce.ReproduceConfig)),
+)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cls", "example"),
+    [(usage, cls, x) for usage, cls in USAGES for x in usage.examples if "--resume" not in x],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_the_examples_of_help_are_understood(usage: Usage, cls: type, example: str) -> None:
+    changed = from_args(cls, shlex.split(example), usage.words) != cls()
+    assert changed == bool(example)
+
+
+def test_reports_to_combine_are_words_or_a_list() -> None:
+    for flags in (["--combine", "a, b"], ["--combine", "[a, b]"]):
+        assert word_list(from_args(BenchmarkConfig, flags).combine) == ["a", "b"]

@@ -332,7 +332,9 @@ class BenchmarkConfig:
     device: str = option("auto", "auto | cpu | cuda | cuda:1 | xpu | mps")
     seed: int = option(0, "first training seed; also seeds encoders, folds and tuning")
     out: str = option("report", "folder of the report and its trials")
-    combine: tuple[str, ...] = option((), "folders of finished reports: rank the fusions over them")
+    combine: str | list[str] = option(
+        "", "folders of finished reports, `a,b`: rank the fusions over them"
+    )
     external: str = option(
         "",
         "Parquet file of others' predictions, id and p_<class>, which are tested against ours"
