@@ -173,9 +173,9 @@ def _stages(
     Where there are folds, the first seed of the first one comes first, since only its encoders must
     have been trained: a first answer from a part of the samples.
     """
-    first = [bench.first_fold()] * bench.cross_validated
+    first_fold = replace(bench, folds=bench.folds[:1], of_folds=len(bench.folds))
     answer: _Answer | None = None  # the last one
-    for part in (*first, bench):
+    for part in (first_fold, bench) if bench.cross_validated else (bench,):
         try:
             prepared, allowed = _with_features(part, dataset, names, deadline)
         except OutOfTimeError:

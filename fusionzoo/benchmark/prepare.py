@@ -48,9 +48,7 @@ from .feeds import BatchFeed, device_of, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
 Encoders = dict[str, Encoder]  # modality -> encoder
-Piece = tuple[
-    int, Condition, DamagedSamples
-]  # number of the fold, how its samples are damaged, and which
+Piece = tuple[int, Condition, DamagedSamples]  # a fold's number, how samples are damaged, which
 _frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 BATCH = 64  # samples that are encoded at once
 
@@ -404,8 +402,9 @@ def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
 def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
     """Cache what the linear baseline reads: vectors as they are, and pretrained features."""
     readable = {
-        name: create_encoder(name, "vector/identity", kind="vector", in_dim=width)
-        for name, width in dataset_widths(dataset).items()
+        name: create_encoder(name, "vector/identity", kind=kind, in_dim=int(default["in_dim"]))
+        for name, kind in dataset.modalities.items()
+        if kind == "vector" and (default := dataset.default_encoders.get(name))
     }
     readable |= {
         name: encoder
@@ -423,12 +422,3 @@ def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) 
     descriptions = store_all(bench, dataset, frozen, tokens=False)
     notes = [*bench.notes, *notes]
     return replace(bench, notes=tuple(notes), features=(descriptions,) * len(bench.folds))
-
-
-def dataset_widths(dataset: PairedDataset) -> dict[str, int]:
-    """Return the width of each modality that is a vector."""
-    return {
-        name: int(encoder["in_dim"])
-        for name, encoder in dataset.default_encoders.items()
-        if name in dataset.modalities and dataset.modalities[name] == "vector"
-    }

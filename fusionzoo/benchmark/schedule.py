@@ -367,7 +367,8 @@ def _other_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
             job = first_job(bench, candidate, fold)
             if not is_fitted(candidate):
                 listed += _by_seeds(bench, job._replace(seeds=_seeds(bench)[1:]))
-            if bench.cfg.controls and has_control(candidate):
+            # Fusions and modalities as such are trained on shuffled labels too.
+            if bench.cfg.controls and not (parse(candidate).balance or is_fitted(candidate)):
                 listed.append(job._replace(shuffled=True))
     return listed
 
@@ -377,11 +378,6 @@ def _by_seeds(bench: Bench, job: Job) -> list[Job]:
     if len(job.seeds) > 1 and jobs.can_stack(bench, job.candidate, job.settings):
         return [job]
     return [job._replace(seeds=(seed,)) for seed in job.seeds]
-
-
-def has_control(candidate: str) -> bool:
-    """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
-    return not (parse(candidate).balance or is_fitted(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:
@@ -556,7 +552,7 @@ def _not_damaged_yet(
     for path in {path_of(bench, replaced.job) for replaced in results.untuned} - {*reported}:
         store.weights_path(path).unlink(missing_ok=True)
     waiting = [job for path, job in reported.items() if store.weights_path(path).is_file()]
-    return sorted(waiting, key=_is_costly_job)
+    return sorted(waiting, key=lambda job: is_costly(job.candidate))
 
 
 def _run_damaged(bench: Bench, job: Job) -> str | None:
@@ -568,7 +564,7 @@ def _missing(bench: Bench, candidates: Sequence[str], stage: str) -> list[Job]:
     """Return the jobs of the first seed or of the others that are not done, cheap ones first."""
     listed = _first_seeds if stage == FIRST_SEED else _other_seeds
     missing = [job for job in listed(bench, candidates) if store.load(path_of(bench, job)) is None]
-    return sorted(missing, key=_is_costly_job)
+    return sorted(missing, key=lambda job: is_costly(job.candidate))
 
 
 def _run_job(bench: Bench, job: Job) -> str | None:
@@ -698,7 +694,3 @@ def first_job(bench: Bench, candidate: str, fold: int) -> Job:
 
 def _identity(job: Job) -> str:
     return key_of([job._asdict()])
-
-
-def _is_costly_job(job: Job) -> bool:
-    return is_costly(job.candidate)

@@ -53,7 +53,7 @@ PAGE = (
     *("p", "outcome"),
     *("missing", "family", "macro_f1", "ece_marked", "parameters", "seconds"),
     *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
-    *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
+    *("calibration", "tuned_settings"),  # then all other numbers
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
@@ -189,10 +189,6 @@ class Column:
     best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
 
 
-def _interval(low: float, high: float) -> str:
-    return f"{decimal(low)} to {decimal(high)}"
-
-
 def _p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -240,12 +236,6 @@ COMMON = {
         note="what tuning chose, over the folds",
         default=False,
     ),
-    "brier": Column(keys=("brier",), title="Brier", text=decimal, default=False, best="low"),
-    "nll": Column(keys=("nll",), title="NLL", text=decimal, default=False, best="low"),
-    "aurc": Column(keys=("aurc",), title="AURC", text=decimal, default=False, best="low"),
-    "val_accuracy": Column(
-        keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False
-    ),
 }
 
 
@@ -259,7 +249,10 @@ def columns(metric: str) -> dict[str, Column]:
     return COMMON | {
         "metric": Column(keys=(metric,), title=title, text=decimal, best=best),
         "interval": Column(
-            keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {title}"
+            keys=("low", "high"),
+            title="95 %",
+            text=lambda low, high: f"{decimal(low)} to {decimal(high)}",
+            note=f"interval of the {title}",
         ),
         "untuned": Column(
             keys=("untuned",),
