@@ -512,9 +512,7 @@ def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | N
 def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
     """Write the metrics to `cfg.out`, if any, and return them."""
     if cfg.out:
-        path = Path(cfg.out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, metrics)
+        write_json(Path(cfg.out), metrics)
     return metrics
 
 
@@ -614,7 +612,6 @@ def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Ta
         return pa.concat_tables(tables)
     path = Path(cfg.out)
     writer_of = _writer_for(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = None
     with replacing(path) as partial:
         try:

@@ -38,7 +38,6 @@ def write(contents: Contents | Path, path: Path, keep: int = 1, goes_on: str = "
     """Write a checkpoint atomically, or copy one; the `keep - 1` previous files are kept,
     numbered. An error ends in what goes on after it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             if isinstance(contents, Path):
                 shutil.copyfile(contents, partial)

@@ -67,7 +67,6 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
         "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
         "left_out": left_out,
     }
-    out.mkdir(parents=True, exist_ok=True)
     contents = {
         "summary.json": json.dumps(figures, indent=1) + "\n",
         "table.md": _markdown(words, header, rows),

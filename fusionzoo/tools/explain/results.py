@@ -122,7 +122,6 @@ class Explanations(Sequence[Explanation]):
     def save(self, path: str | Path) -> Path:
         """Write `.json` with everything, or `.csv` with a row per sample and without parts."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".json":
             write_json(path, self.to_dict())
         elif path.suffix == ".csv":
@@ -161,7 +160,6 @@ class Explanations(Sequence[Explanation]):
             cards=cards,
             version=__version__,
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page)
         return path
 

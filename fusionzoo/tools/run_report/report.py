@@ -100,8 +100,7 @@ def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
     if problem:
         print(f"note: the page shows no samples: {problem}")
     columns, is_test = columns_of(run), cfg.split == "test" and not cfg.data
-    page = template("page.html", "fusionzoo.tools.run_report")
-    text = page.render(
+    text = template("page.html", "fusionzoo.tools.run_report").render(
         **about_run(run, model),
         **about_data(columns, model, opened),
         **({} if measured is None else about_answers(columns, measured)),
@@ -110,7 +109,6 @@ def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
         limits=(SIDE, MAX_CHARACTERS, PLAYED),
         version=__version__,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return path
 

@@ -71,7 +71,6 @@ class Found:
             texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
             paths = {name: source for name, source in hit.sources.items() if name not in texts}
             cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
-        path.parent.mkdir(parents=True, exist_ok=True)
         title = f"{len(self)} of {self.searched:,} samples nearest to {self.query}"
         page = template("search.html", "fusionzoo.tools.search").render(
             title=title, found=self, cards=cards, version=__version__
