@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -232,7 +231,6 @@ def store_all(
     frozen: Encoders,
     tokens: bool,
     progress: bool = True,
-    deadline: float = math.inf,
 ) -> dict[str, Description]:
     """Encode what is not in the cache; return the entries."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
@@ -242,7 +240,7 @@ def store_all(
         for name, encoder in frozen.items()
     }
     for name, encoder in frozen.items():
-        store_features(bench, dataset, encoder, descriptions[name], progress, deadline)
+        store_features(bench, dataset, encoder, descriptions[name], progress)
     return descriptions
 
 
@@ -252,11 +250,10 @@ def store_features(
     encoder: Encoder,
     description: Description,
     progress: bool = True,
-    deadline: float = math.inf,
 ) -> None:
     """Encode a data set, unless its features are in the cache.
 
-    After `deadline`, OutOfTimeError: the next call goes on after the last batch.
+    After an OutOfTimeError the next call goes on after the last batch.
     """
     workers, device = loader_workers(bench.cfg), device_of(bench.cfg)
     feature_cache().get(
@@ -266,7 +263,7 @@ def store_features(
             dataset,
             Compute(num_workers=workers, device=device, progress=progress),
             max_tokens=description["max_tokens"],
-            after_batch=lambda _: check_time(deadline),
+            after_batch=lambda _: check_time(),
             parts=parts,
         ),
     )
@@ -303,7 +300,7 @@ def _entry(
     return DamagedSamples({**description, "samples": samples, "corruption": corruption}, rows)
 
 
-def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
+def encode_all_damaged(bench: Bench) -> None:
     """Encode the damaged test samples of every fold that are not in the cache."""
     missing: dict[str, Piece] = {}
     for number, by_condition in enumerate(bench.corrupted):
@@ -311,7 +308,7 @@ def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
             if feature_cache().load(damaged.description) is None:
                 missing.setdefault(key_of(damaged.description), (number, condition, damaged))
     label, listed = "encode damaged", list(missing.values())
-    for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label, deadline):
+    for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label):
         pass
     _frozen_cache.clear()
 
@@ -335,16 +332,11 @@ def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoder
     return _frozen_cache[key]
 
 
-def prepare(
-    bench: Bench,
-    dataset: PairedDataset,
-    tokens: bool,
-    deadline: float = math.inf,
-) -> Bench:
+def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
 
-    `tokens`: whether any candidate reads tokens, not pooled vectors only. After `deadline`, a time
-    of `time.monotonic`, OutOfTimeError: what is encoded by then is in the cache.
+    `tokens`: whether any candidate reads tokens, not pooled vectors only. After an OutOfTimeError
+    what was encoded by then is in the cache.
     """
     encoders = build_encoders(bench.cfg, dataset)
     bench = replace(
@@ -361,24 +353,21 @@ def prepare(
         for fold in range(len(bench.folds))
         if not _path(bench, dataset, fold, encoder).is_file()
     ]
-    label = "train encoders alone"
-    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
+    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
         pass
-    return _encode_folds(bench, dataset, encoders, tokens, deadline)
+    return _encode_folds(bench, dataset, encoders, tokens)
 
 
-def _encode_folds(
-    bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool, deadline: float
-) -> Bench:
+def _encode_folds(bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool) -> Bench:
     """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}
     features, corrupted = [], []
     for number in range(len(bench.folds)):
-        check_time(deadline)
+        check_time()
         frozen, trained_here = freeze_all(bench, dataset, number, encoders)
         for name, how in trained_here.items():
             trained.setdefault(name, []).append(how)
-        descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
+        descriptions = store_all(bench, dataset, frozen, tokens)
         features.append(descriptions)
         corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
     notes = [trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()]

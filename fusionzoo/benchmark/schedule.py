@@ -416,9 +416,7 @@ def _plugin_code(bench: Bench, job: Job) -> list[str]:
     return [digest for digest in digests if digest is not None]
 
 
-def run_stages(
-    bench: Bench, candidates: Sequence[str], deadline: float = math.inf
-) -> Iterator[Stage]:
+def run_stages(bench: Bench, candidates: Sequence[str]) -> Iterator[Stage]:
     """Run all jobs that are not done yet, stage by stage; one that fails stops no other.
 
     First every candidate with its default settings and one seed, the cheap ones before the costly
@@ -436,9 +434,9 @@ def run_stages(
         stopped = ""
         try:
             if name == DAMAGED:
-                encode_all_damaged(bench, deadline)
+                encode_all_damaged(bench)
             names = [x for x in candidates if not (part and is_costly(x))]
-            for job, error in _run(jobs_bench, names, name, deadline, errors):
+            for job, error in _run(jobs_bench, names, name, errors):
                 if error is not None:
                     errors[_identity(job)] = error
         except OutOfTimeError:
@@ -498,9 +496,7 @@ def read_shard(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def run_shard(
-    bench: Bench, candidates: Sequence[str], deadline: float, part: int, parts: int
-) -> dict[str, str]:
+def run_shard(bench: Bench, candidates: Sequence[str], part: int, parts: int) -> dict[str, str]:
     """Run one of `parts` shares of the jobs; return the error of each candidate that failed.
 
     A share has whole candidates on single folds, so that no two shares write the same file or wait
@@ -523,14 +519,14 @@ def run_shard(
             missing = _missing(bench, candidates, stage)
             listed = [job for job in missing if (job.candidate, job.fold) in share]
             function = _run_job
-        for job, error in map_unordered(bench.cfg, bench, listed, function, stage, deadline):
+        for job, error in map_unordered(bench.cfg, bench, listed, function, stage):
             if error is not None:
                 errors[job.candidate] = error
     return errors
 
 
 def _run(
-    bench: Bench, candidates: Sequence[str], stage: str, deadline: float, errors: Mapping[str, str]
+    bench: Bench, candidates: Sequence[str], stage: str, errors: Mapping[str, str]
 ) -> Iterator[tuple[Job, str | None]]:
     """Run what a stage lacks; yield each job with its error, or None."""
     function = _run_job
@@ -540,7 +536,7 @@ def _run(
         listed, function = _not_damaged_yet(bench, candidates, errors), _run_damaged
     else:
         listed = _missing(bench, candidates, stage)
-    return map_unordered(bench.cfg, bench, listed, function, stage, deadline)
+    return map_unordered(bench.cfg, bench, listed, function, stage)
 
 
 def _not_damaged_yet(

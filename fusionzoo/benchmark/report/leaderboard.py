@@ -30,7 +30,6 @@ from .results import (
     missing_area,
     readable,
     severities,
-    thousands,
 )
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
@@ -217,7 +216,9 @@ COMMON = {
     "seconds": Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
     "macs": Column(keys=("macs",), title="MACs", text=readable, default=False),
     "latency": Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
-    "speed": Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
+    "speed": Column(
+        keys=("samples_per_second",), title="samples/s", text="{:,.0f}".format, default=False
+    ),
     "memory": Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
     "ece_debiased": Column(
         keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False

@@ -21,7 +21,6 @@ from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.files import write_files
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import Table, template
-from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from ..candidates import ALONE
@@ -259,7 +258,6 @@ def page(summary: Summary, figures: Mapping[str, Any]) -> str:
         presence=_table(figures["presence"]) if "presence" in figures else None,
         checklist=checklist(figures),
         ece_note=ECE_NOTE,
-        version=__version__,
     )
     return str(text)
 

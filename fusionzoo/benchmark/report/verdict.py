@@ -41,7 +41,6 @@ from .results import (
     best_single,
     choose,
     chosen_fusion,
-    thousands,
 )
 from .summary import controls
 
@@ -371,7 +370,7 @@ def _coverage_words(summary: Summary, best: CandidateResults, parts: Coverage | 
     return [
         f"Some samples lack modalities. Coverage, by `{BEST_PRESENT}`, which fuses nothing:"
         f" {_points(metric, parts.coverage)} against {single_title(best.name)},"
-        f" {_chance(parts.coverage.p)}. Fusion, on the {thousands(parts.samples)} samples with two"
+        f" {_chance(parts.coverage.p)}. Fusion, on the {parts.samples:,} samples with two"
         f" modalities or more: {_points(metric, parts.fusion)} against `{BEST_PRESENT}`,"
         f" {_chance(parts.fusion.p)}."
     ]

@@ -256,14 +256,14 @@ class PartsExplainer:
 
             return evaluate
 
-        def evaluate_pair(pair: int) -> Evaluate:
-            return evaluate_with([background[pair % len(background)]])
-
         if len(players) <= MAX_EXACT:
             shares = exact_shares(evaluate_with(background), players)
         else:
             pairs = max(ORDERS, len(background))
-            shares = sampled_shares(evaluate_pair, players, pairs, self.cfg.seed)
+            of_pair = [evaluate_with([other]) for other in background]
+            shares = sampled_shares(
+                lambda pair: of_pair[pair % len(of_pair)], players, pairs, self.cfg.seed
+            )
         means = ((float(of[p].mean()) for of in (shares.values, shares.errors)) for p in players)
         return [
             PartEffect(x.name, value, x.span, error)

@@ -16,7 +16,6 @@ from fusionzoo.ground.cells import without_formulas
 from fusionzoo.html.template import template
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
-from fusionzoo.version import __version__
 
 from .parts import PartEffect
 from .views import bar, view
@@ -158,7 +157,6 @@ class Explanations(Sequence[Explanation]):
             methods=self.methods,
             notes=self.notes,
             cards=cards,
-            version=__version__,
         )
         write_text(path, page)
         return path

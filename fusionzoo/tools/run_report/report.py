@@ -25,7 +25,6 @@ from fusionzoo.inputs.data import Data, configure
 from fusionzoo.models.fusion_model import FusionModel
 from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
-from fusionzoo.version import __version__
 from fusionzoo.zoo.cards import show_data_settings
 
 from .mistakes import SplitAnswers
@@ -107,7 +106,6 @@ def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
         notes=list(notes(run, measured, problem, is_test=is_test)),
         split=cfg.split,
         limits=(SIDE, MAX_CHARACTERS, PLAYED),
-        version=__version__,
     )
     write_text(path, text)
     return path

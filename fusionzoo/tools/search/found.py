@@ -10,7 +10,6 @@ from typing import Any
 from fusionzoo.files import write_text
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import template
-from fusionzoo.version import __version__
 
 from .samples import SearchedSamples
 
@@ -73,7 +72,7 @@ class Found:
             cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
         title = f"{len(self)} of {self.searched:,} samples nearest to {self.query}"
         page = template("search.html", "fusionzoo.tools.search").render(
-            title=title, found=self, cards=cards, version=__version__
+            title=title, found=self, cards=cards
         )
         write_text(path, page)
         return path
