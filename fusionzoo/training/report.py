@@ -98,7 +98,8 @@ def test_model(
     trainer: Trainer, loader: DataLoader[Batch], val: Answers | None, floors: Floors | None = None
 ) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
     """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
-    to the validation split. Return the metrics, these, and their figures on the test split."""
+    to the validation split, unless `--train.calibrate none`. Return the metrics, these, and their
+    figures on the test split."""
     split: Any = loader.dataset
     module = trainer.module
     each_alone = len(module.model.encoders) > 1 and module.tasks.has_target
@@ -110,10 +111,11 @@ def test_model(
     if (column := getattr(split, "weight_column", None)) is not None:
         metrics[WEIGHTED_BY] = column
     targets = module.model.answer_targets
-    if val is None or not any(target.width for target in targets):
+    mode = trainer.cfg.train.calibrate
+    if val is None or mode == "none" or not any(target.width for target in targets):
         return metrics, None, {}
-    rows = calibratable(val)
-    calibration = calibrate(targets, *rows[:2], trainer.cfg.train.calibrate, rows[2])
+    logits, labels, weights = calibratable(val)
+    calibration = calibrate(targets, logits, labels, mode, weights)
     return metrics, calibration, measure(calibration, targets, *calibratable(test))
 
 
