@@ -17,7 +17,7 @@ from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.metrics import metric_name
 
 from ..bench import metric_named, tasks_of
-from ..examine import score_row
+from ..examine import all_metrics
 from .results import (
     CHOSEN,
     CandidateResults,
@@ -40,7 +40,6 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
-LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
 EXTERNAL = "external"  # kind and family of others' predictions
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
@@ -106,7 +105,7 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
         f"val_{metric.name}": metric.shown(candidate.val_score),
     }
     metrics = _pooled(summary, candidate)
-    line |= {key: x for key, x in metrics.items() if key not in (*LABELS, *line, "ece")}
+    line |= {key: x for key, x in metrics.items() if key not in ("loss", "ece", *line)}
     if summary.bench.from_splits and summary.folds > 1:
         parts = [summary.mean(candidate.scores[:, x], x) for x in summary.fold_slices]
         by_split = [metric.shown(score) for score in parts]
@@ -129,12 +128,8 @@ def _pooled(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
     bench = summary.bench
     tasks = tasks_of(bench, bench.folds[0].train)  # metrics do not depend on the fold
     weights = bench.weights_of(summary.rows)
-    by_seed = [
-        score_row(tasks, logits, summary.target, torch.from_numpy(scores), "full", weights=weights)
-        for logits, scores in zip(candidate.logits, candidate.scores, strict=True)
-    ]
-    names = [key for key in by_seed[0] if key not in LABELS]
-    return {key: float(np.mean([row[key] for row in by_seed])) for key in names}
+    by_seed = [all_metrics(tasks, x, summary.target, weights) for x in candidate.logits]
+    return {key: float(np.mean([metrics[key] for metrics in by_seed])) for key in by_seed[0]}
 
 
 def _calibration(logits: Tensor, target: Tensor) -> dict[str, Any]:
