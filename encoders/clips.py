@@ -284,9 +284,7 @@ class TorchvisionVideo(ClipEncoder):
             return unmasked(*self._encode_mvit(x))
         for part in self.net.values():
             x = part(x)
-        layout = (
-            "b t h w d" if "norm" in self.net else "b d t h w"
-        )  # of Video Swin
+        layout = "b t h w d" if "norm" in self.net else "b d t h w"  # of Video Swin
         return unmasked(rearrange(x, f"{layout} -> b (t h w) d"))
 
     def _encode_mvit(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -246,8 +246,10 @@ class Trainer:
     heap: Heap = field(default_factory=Heap)
 
     def __post_init__(self) -> None:
-        self.module: Objective = getattr(self.wrapped, "module", self.wrapped)
-        model = self.module.model
+        inner = getattr(self.wrapped, "module", self.wrapped)
+        assert isinstance(inner, Objective)
+        self.module = inner
+        model = inner.model
         self.scaler = GradScaler(self.world.device.type, enabled=self.cfg.train.amp == "fp16")
         self.ema = EMA(self.module, self.cfg.train.ema) if self.cfg.train.ema else None
         self.encoders = {name: list(e.parameters()) for name, e in model.named_encoders()}
