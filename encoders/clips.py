@@ -19,7 +19,7 @@ from fusionzoo.structures import Features
 
 from .base import ENCODERS, Item, unmasked
 from .hf import aligned, find_file, find_source, load_auto, load_model
-from .hf_image import VIDEO_TYPES, difference, read_preparation, size_options
+from .hf_image import VIDEO_TYPES, difference, read_preparation, size_options, smooth_image
 from .image import (
     FROZEN_PIXELS,
     ImageEncoder,
@@ -198,11 +198,8 @@ class HFVideo(ClipEncoder):
 
     def _verify(self, source: str) -> None:
         """Compare a clip of smooth colours with what the checkpoint's own processor makes."""
-        down, across = torch.linspace(0, 191, 48), torch.linspace(0, 191, 64)
-        grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
-        image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
         shades = torch.linspace(0, 64, self.num_frames).to(torch.uint8)
-        frames = [image + shade for shade in shades]
+        frames = [smooth_image(191) + shade for shade in shades]
         with explained(f"{source}: its processor fails"):
             if self.is_video:
                 clip = torch.stack(frames)
@@ -283,14 +280,12 @@ class TorchvisionVideo(ClipEncoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = rearrange(self.normalise(inputs["pixels"]), "b f c h w -> b c f h w")
-        tokens, pooled = self._encode_mvit(x) if self.is_mvit else (self._encode_maps(x), None)
-        return unmasked(tokens, pooled)
-
-    def _encode_maps(self, x: Tensor) -> Tensor:
+        if self.is_mvit:
+            return unmasked(*self._encode_mvit(x))
         for part in self.net.values():
             x = part(x)
-        is_last = "norm" in self.net  # Video Swin's feature map has its channels last
-        return rearrange(x, "b t h w d -> b (t h w) d" if is_last else "b d t h w -> b (t h w) d")
+        layout = "b t h w d" if "norm" in self.net else "b d t h w"  # of Video Swin
+        return unmasked(rearrange(x, f"{layout} -> b (t h w) d"))
 
     def _encode_mvit(self, x: Tensor) -> tuple[Tensor, Tensor]:
         positions = self.net.pos_encoding

@@ -141,9 +141,7 @@ class CheckpointImage(ImageEncoder):
 
     def _verify(self, source: str) -> None:
         """Compare an image of smooth colours with what the checkpoint's own processor makes."""
-        down, across = torch.linspace(0, 255, 48), torch.linspace(0, 255, 64)
-        grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
-        image = torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
+        image = smooth_image(255)
         with explained(f"{source}: its image processor fails"):
             expected = self.extractor(image, return_tensors="pt")["pixel_values"][0]
         prepared = self.normalise(self.processor(False)(image)["pixels"])
@@ -158,6 +156,13 @@ def _picture(height: int, width: int) -> Tensor:
     """Return an image (3, H, W) in which neighbouring pixels differ."""
     levels = torch.arange(3 * height * width).remainder(251).to(torch.uint8)
     return levels.reshape(3, height, width)
+
+
+def smooth_image(brightest: int) -> Tensor:
+    """Return an image, uint8 (3, 48, 64), in which neighbouring pixels are alike."""
+    down, across = torch.linspace(0, brightest, 48), torch.linspace(0, brightest, 64)
+    grid = torch.stack(torch.meshgrid(down, across, indexing="ij"))
+    return torch.cat([grid, grid.mean(0, keepdim=True)]).to(torch.uint8)
 
 
 def difference(expected: Any, prepared: Tensor, scale: Tensor) -> str:

@@ -584,20 +584,15 @@ class TorchvisionImage(ImageEncoder):
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Features:
         x = self.normalise(inputs["pixels"])
-        tokens, pooled = self._encode_vit(x) if self.is_vit else self._encode_cnn(x)
-        return unmasked(tokens, pooled)
-
-    def _encode_cnn(self, x: Tensor) -> tuple[Tensor, None]:
+        if self.is_vit:
+            patches = self.net._process_input(x)
+            cls = self.net.class_token.expand(x.shape[0], -1, -1)
+            tokens = self.net.encoder(torch.cat([cls, patches], dim=1))
+            return unmasked(tokens[:, 1:], tokens[:, 0])
         for part in self.net.values():
             for layer in part if isinstance(part, nn.ModuleList) else [part]:
                 x = layer(x)
         if self.is_densenet:
             x = x.relu()
-        is_last = "norm" in self.net  # Swin's feature map has its channels last
-        return rearrange(x, "b h w d -> b (h w) d" if is_last else "b d h w -> b (h w) d"), None
-
-    def _encode_vit(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        patches = self.net._process_input(x)
-        cls = self.net.class_token.expand(x.shape[0], -1, -1)
-        tokens = self.net.encoder(torch.cat([cls, patches], dim=1))
-        return tokens[:, 1:], tokens[:, 0]
+        layout = "b h w d" if "norm" in self.net else "b d h w"  # Swin's channels are last
+        return unmasked(rearrange(x, f"{layout} -> b (h w) d"))

@@ -25,7 +25,7 @@ from fusionzoo.machine.memory import keep_freed_memory
 from fusionzoo.machine.processes import INTERRUPTED, launched
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.training.balance import BALANCE, Balance
-from fusionzoo.training.report import Run
+from fusionzoo.training.report import Model, Run, model_of, path_of
 from fusionzoo.training.tasks import OBJECTIVES, Task
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 Config = RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None
-Model = FusionModel | Run | str | os.PathLike[str]
 C = TypeVar("C", bound=Callable[..., Any])
 REGISTRIES: dict[str, Registry[Any, Any]] = {
     "fusion": FUSIONS,
@@ -105,9 +104,9 @@ def evaluate(model: Model, data: Data = None, **settings: Any) -> dict[str, Any]
     """
     from fusionzoo.inference import evaluate as run
 
-    named = {**settings, "model": _path_of(model)}
+    named = {**settings, "model": path_of(model)}
     cfg, spec = configure(EvaluateConfig, data, named, store=False)
-    return run(cfg, _loaded(model), spec)
+    return run(cfg, model_of(model), spec)
 
 
 @keyword_errors
@@ -134,9 +133,9 @@ def predict(model: Model, data: Data, **settings: Any) -> Any:
         known = {"name", "root", *TABLE_WORDS, *(DATASETS["manifest"].parameters)}
         if not known & data.keys():
             raise FusionZooError("a dict of single values is one row: give a list of rows, [row]")
-    named = {**settings, "model": _path_of(model)}
+    named = {**settings, "model": path_of(model)}
     cfg, spec = configure(PredictConfig, data, named, store=False)
-    loaded, rows = open_to_predict(cfg, open_model(cfg, _loaded(model)), spec)
+    loaded, rows = open_to_predict(cfg, open_model(cfg, model_of(model)), spec)
     answered = calibrated_batches(loaded, rows, cfg)
     predictions = write_tables(cfg, prediction_tables(loaded, rows, cfg, answered))
     is_frame = type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "index")
@@ -166,8 +165,8 @@ def embed(model: Model | Data, data: Data = None, **settings: Any) -> Path:
         return _embed_untrained(model, settings)
     if data is None:
         raise FusionZooError("embed(model, data), or embed(data, encoders={...}, fusion='concat')")
-    cfg, spec = configure(EmbedConfig, data, {**settings, "model": _path_of(model)})
-    return _embed(cfg, _loaded(model), spec)
+    cfg, spec = configure(EmbedConfig, data, {**settings, "model": path_of(model)})
+    return _embed(cfg, model_of(model), spec)
 
 
 def _embed_untrained(data: Data, settings: Mapping[str, Any]) -> Path:
@@ -206,17 +205,6 @@ def analyse(data: Data, **settings: Any) -> Analysis:
     from fusionzoo.tools.analyse import analyse as run
 
     return run(*configure(AnalyseConfig, data, settings))
-
-
-def _path_of(model: Model) -> str:
-    folder = model.folder if isinstance(model, Run) else model
-    return "" if isinstance(folder, FusionModel) else os.fspath(folder)
-
-
-def _loaded(model: Model) -> FusionModel | None:
-    if isinstance(model, Run):
-        return model.model
-    return model if isinstance(model, FusionModel) else None
 
 
 def register(component: C, *, kind: str | None = None, name: str | None = None, **facts: Any) -> C:

@@ -100,7 +100,8 @@ def replacing_tensors(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; what is written there replaces `path` in the end.
+    """Yield a temporary path beside `path`; what is written there replaces `path` in the end. Its
+    folder is made if it is not there.
 
     A kill at any moment leaves the old file or the new one, never half of one: the new file is
     flushed to disk before it is renamed. After an error the temporary file is removed; what a kill
@@ -115,6 +116,7 @@ def replacing(path: Path) -> Iterator[Path]:
             _copy_into(Path(folder) / path.name, path)
         return
     path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = _new_part(path)
     try:
         partial.open("xb").close()
@@ -240,7 +242,6 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Write files by name, texts as UTF-8: all, or after an error such as a full disk none."""
     with ExitStack() as stack:
         for name, content in contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             content = content if isinstance(content, bytes) else content.encode()
             stack.enter_context(replacing(folder / name)).write_bytes(content)
 

@@ -383,50 +383,33 @@ def collect_answers(
     label: str,
     chosen: Sequence[frozenset[str]] = (),
 ) -> Answers:
-    """Answer samples that `labelled` returned, also given the `chosen` subsets of modalities."""
+    """Answer samples that `labelled` returned, also given the `chosen` subsets of modalities; with
+    their vectors in the common space, if the model has one."""
     labels = encode_labels(model, dataset)
     row_of_id = {sample_id: row for row, sample_id in enumerate(dataset.ids)}
     parts: list[Answers] = []
     for batch, features in encode_batches(model, dataset, cfg, label, by_length=True):
         fused, alone, by_subset = logits_of(model, features, chosen)
         check_finite(fused, ids=batch.ids)
-        part = _answers(
-            model,
-            dataset,
-            batch,
-            features,
+        present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
+        aligned = {}
+        for name, project in (model.align or {}).items():
+            pooled = features[name].pooled.masked_fill(~present[name][:, None], 0)
+            aligned[name] = F.normalize(project(pooled).float())
+        part = Answers(
             target=labels[[row_of_id[sample_id] for sample_id in batch.ids]],
+            present=present,
             fused=fused,
             alone=alone,
             by_subset=by_subset,
+            aligned=aligned,
+            relevance=relevance_labels(dataset).of(batch.ids) if aligned else Relevance(),
+            ids=batch.ids,
+            weights=batch.weight,
             calibrated=model.calibrate(fused.float(), features),
         )
         parts.append(part.cpu())
     return Answers.join(parts)
-
-
-def _answers(
-    model: FusionModel,
-    dataset: PairedDataset,
-    batch: Batch,
-    features: Mapping[str, Features],
-    **logits: Any,
-) -> Answers:
-    """Return the answers to a batch: its `logits`, and its vectors in the common space, if any."""
-    present = dict(zip(model.modalities, batch.present.unbind(1), strict=True))
-    aligned = {}
-    for name, project in (model.align or {}).items():
-        pooled = features[name].pooled.masked_fill(~present[name][:, None], 0)
-        aligned[name] = F.normalize(project(pooled).float())
-    relevance = relevance_labels(dataset).of(batch.ids) if aligned else Relevance()
-    return Answers(
-        present=present,
-        aligned=aligned,
-        relevance=relevance,
-        ids=batch.ids,
-        weights=batch.weight,
-        **logits,
-    )
 
 
 def moved_by_thresholds(model: FusionModel, answers: Answers) -> Answers:
@@ -481,12 +464,7 @@ def _retrieval_only(
 ) -> dict[str, Any]:
     """Return the figures of a model that was trained without a target."""
     seen = report_seen(model, dataset)
-    parts = []
-    for batch, features in encode_batches(model, dataset, cfg, "evaluate", by_length=True):
-        nothing = torch.empty(len(batch.ids), 0)
-        part = _answers(model, dataset, batch, features, target=nothing, fused=nothing)
-        parts.append(part.cpu())
-    retrieval = retrieval_metrics(Answers.join(parts))
+    retrieval = retrieval_metrics(collect_answers(model, dataset, cfg, "evaluate"))
     if not retrieval:
         raise FusionZooError(
             f"{dataset.source}: no sample has two modalities, so there is nothing to measure"
@@ -512,9 +490,7 @@ def report_seen(model: FusionModel, dataset: PairedDataset) -> dict[str, int | N
 def _written(cfg: EvaluateConfig, metrics: dict[str, Any]) -> dict[str, Any]:
     """Write the metrics to `cfg.out`, if any, and return them."""
     if cfg.out:
-        path = Path(cfg.out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, metrics)
+        write_json(Path(cfg.out), metrics)
     return metrics
 
 
@@ -614,7 +590,6 @@ def write_tables(cfg: PredictConfig, tables: Iterator[pa.Table]) -> Path | pa.Ta
         return pa.concat_tables(tables)
     path = Path(cfg.out)
     writer_of = _writer_for(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     writer: Any = None
     with replacing(path) as partial:
         try:

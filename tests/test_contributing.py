@@ -17,7 +17,7 @@ import torch
 import fusionzoo
 from fusionzoo.benchmark import api, schedule
 from fusionzoo.benchmark.bench import Bench, Job, conditions, open_bench, tasks_of
-from fusionzoo.benchmark.examine import score_row
+from fusionzoo.benchmark.examine import scored
 from fusionzoo.benchmark.prepare import _entry
 from fusionzoo.config import BenchmarkConfig, from_tree
 from fusionzoo.encoders import Encoder
@@ -235,7 +235,7 @@ def test_a_benchmark_has_the_metric_and_its_jobs_depend_on_the_metric_s_file(
     job = Job("mean", 0, (0,), False, {}, {})
     before = schedule._plugin_code(bench, job)
     logits, target = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 1, 0, 1, 1])
-    row = score_row(tasks_of(bench, torch.arange(90)), logits, target, torch.ones(6), "full")
+    _, row = scored(tasks_of(bench, torch.arange(90)), logits, target, None)
     assert row["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
     file = next(x for x in map(Path, plugins.split(",")) if x.stem == "balanced_accuracy")
     forget_plugins()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 
 from fusionzoo.benchmark import candidates, schedule
 from fusionzoo.config import BenchmarkConfig, write_yaml
-from fusionzoo.config.flags import in_seconds
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors
@@ -22,7 +19,7 @@ from fusionzoo.inputs.data import Data, configure
 from fusionzoo.machine.memory import keep_freed_memory
 
 from .bench import GOES_ON, Bench, open_bench, tuning_trials
-from .executors import OutOfTimeError, check_main_module, start_server
+from .executors import OutOfTimeError, check_main_module, start_server, time_limit
 from .fit_models import obstacle
 from .prepare import prepare
 from .report import page, summary, verdict
@@ -60,35 +57,35 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
     if cfg.combine or cfg.shard:
         flag = "--combine" if cfg.combine else "--shard"
         raise FusionZooError(f"{flag} makes no report of a run: `benchmark.py {flag} ...`")
-    bench, dataset, names, deadline = _open(cfg, data)
-    out = Path(cfg.out)
+    with time_limit(cfg.time_limit):
+        bench, dataset, names = _open(cfg, data)
 
-    # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
-    # from the first fold, then a report after each stage
-    answer: _Answer | None = None
-    try:
-        for answer in _stages(bench, dataset, names, deadline):
-            if not answer.stage.last:
-                page.print_figures(answer.shown())
-        assert answer is not None  # there is a stage
-    except KeyboardInterrupt:  # between the stages, or where features are computed
-        if answer is None:
-            raise
-        answer = answer.stopped(schedule.CTRL_C)
+        # ---- features, then jobs: candidates x folds x seeds, the controls, tuning; a first answer
+        # from the first fold, then a report after each stage
+        answer: _Answer | None = None
+        try:
+            for answer in _stages(bench, dataset, names):
+                if not answer.stage.last:
+                    page.print_figures(answer.shown())
+            assert answer is not None  # there is a stage
+        except KeyboardInterrupt:  # between the stages, or where features are computed
+            if answer is None:
+                raise
+            answer = answer.stopped(schedule.CTRL_C)
 
-    # ---- report
-    whole, figures = answer.whole, answer.shown()
-    page.write(whole, figures, out)
-    return Report.read(out)
+        # ---- report
+        whole, figures = answer.whole, answer.shown()
+        page.write(whole, figures, Path(cfg.out))
+        return Report.read(cfg.out)
 
 
 def run_shard(cfg: BenchmarkConfig, data: DataSpec | None = None) -> int:
     """Run one part of the jobs, `cfg.shard`, and write no report; return the exit code."""
     part, parts = schedule.read_shard(cfg.shard)
-    bench, dataset, names, deadline = _open(cfg, data)
     try:
-        bench, names = _with_features(bench, dataset, names, deadline)
-        errors = schedule.run_shard(bench, names, deadline, part, parts)
+        with time_limit(cfg.time_limit):
+            bench, names = _with_features(*_open(cfg, data))
+            errors = schedule.run_shard(bench, names, part, parts)
     except OutOfTimeError:
         print(f"shard {cfg.shard} stopped by the time limit: the same command goes on")
         return 1
@@ -99,21 +96,16 @@ def run_shard(cfg: BenchmarkConfig, data: DataSpec | None = None) -> int:
     return 1 if errors else 0
 
 
-def _open(
-    cfg: BenchmarkConfig, data: DataSpec | None
-) -> tuple[Bench, PairedDataset, list[str], float]:
+def _open(cfg: BenchmarkConfig, data: DataSpec | None) -> tuple[Bench, PairedDataset, list[str]]:
     """Check names and settings before anything is computed.
 
-    Return the benchmark, its data, the candidates and the deadline.
+    Return the benchmark, its data and the candidates.
     """
     check_main_module()
     load_plugins(cfg.plugins)
     page.require_packages()
     if tuning_trials(cfg):
         schedule.require_optuna()
-    deadline = math.inf
-    if cfg.time_limit is not None:
-        deadline = time.monotonic() + in_seconds(cfg.time_limit, "time_limit")
     keep_freed_memory()
     cfg, data = complete_run(cfg, data)
     data.show()
@@ -127,15 +119,15 @@ def _open(
     out.mkdir(parents=True, exist_ok=True)
     if not cfg.shard:
         write_yaml(bench.cfg, out / "config.yaml")
-    return bench, dataset, names, deadline
+    return bench, dataset, names
 
 
 def _with_features(
-    bench: Bench, dataset: PairedDataset, names: list[str], deadline: float
+    bench: Bench, dataset: PairedDataset, names: list[str]
 ) -> tuple[Bench, list[str]]:
     """Run the encoders once, for all jobs; return the bench and the candidates that it allows."""
     tokens = any(candidates.reads_tokens(name) for name in names)
-    bench = prepare(bench, dataset, tokens, deadline)
+    bench = prepare(bench, dataset, tokens)
     fitted = [name for name in names if candidates.is_fitted(name)]
     if not bench.features:  # nothing for them to read
         return bench, [name for name in names if name not in fitted]
@@ -165,26 +157,24 @@ class _Answer(NamedTuple):
         return self._replace(stage=self.stage._replace(stopped=by, last=True))
 
 
-def _stages(
-    bench: Bench, dataset: PairedDataset, names: list[str], deadline: float
-) -> Iterator[_Answer]:
+def _stages(bench: Bench, dataset: PairedDataset, names: list[str]) -> Iterator[_Answer]:
     """Run the jobs stage by stage; yield what is known after each.
 
     Where there are folds, the first seed of the first one comes first, since only its encoders must
     have been trained: a first answer from a part of the samples.
     """
-    first = [bench.first_fold()] * bench.cross_validated
+    first_fold = replace(bench, folds=bench.folds[:1], of_folds=len(bench.folds))
     answer: _Answer | None = None  # the last one
-    for part in (*first, bench):
+    for part in (first_fold, bench) if bench.cross_validated else (bench,):
         try:
-            prepared, allowed = _with_features(part, dataset, names, deadline)
+            prepared, allowed = _with_features(part, dataset, names)
         except OutOfTimeError:
             by = f"the time limit of {bench.cfg.time_limit}"
             if answer is None:
                 raise _nothing_yet(by) from None
             yield answer.stopped(by)
             return
-        for stage in schedule.run_stages(prepared, allowed, deadline):
+        for stage in schedule.run_stages(prepared, allowed):
             whole = summary.summarise(prepared, stage.results)
             if any(x.kind in ("single", "fusion") for x in whole.candidates):
                 answer = _Answer(stage, whole, verdict.figures(whole), allowed)

@@ -207,10 +207,6 @@ class Bench:
         """Return how much samples count, (n,); None: all alike."""
         return None if self.weights is None else self.weights[rows]
 
-    def first_fold(self) -> Bench:
-        """Return a bench of the first fold only, before its features are computed."""
-        return replace(self, folds=self.folds[:1], of_folds=len(self.folds))
-
     @property
     def cross_validated(self) -> bool:
         """Whether the folds are ours, not the data set's own split."""

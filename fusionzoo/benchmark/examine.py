@@ -62,9 +62,9 @@ class Examiner:
         model.fusion.cpu()
         chosen = () if self.job.shuffled else subsets(self.modalities)[-2::-1]
         logits, by_subset = predict_given(model, test, chosen)
-        scores = [self._scores(x) for x in (logits, *by_subset.values())]  # the full one first
-        rows = [self._row(logits, "full")]
-        rows += [self._row(x, subset_label(subset)) for subset, x in by_subset.items()]
+        answers = [self._scored(logits)]  # the full one first
+        answers += [self._scored(x, subset_label(subset)) for subset, x in by_subset.items()]
+        rows = [row for _, row in answers]
         if not self.job.shuffled:
             rows += self._broken_pairings(model, test, seed)
             if tests_damage_later(self.bench):
@@ -84,7 +84,7 @@ class Examiner:
             facts,
             logits.numpy(),
             val_logits.numpy(),
-            torch.stack(scores).float().numpy(),
+            torch.stack([scores for scores, _ in answers]).float().numpy(),
             fit_result.losses.numpy(),
             weights,
         )
@@ -132,14 +132,10 @@ class Examiner:
         stored = encode(dict(model.named_encoders())[modality], samples, compute)
         return stored.take(torch.arange(len(stored.pooled)), reads_tokens(self.job.candidate))
 
-    def _scores(self, logits: Tensor) -> Tensor:
-        return self.tasks.scores(logits, self.target, self.weights)
-
-    def _row(self, logits: Tensor, subset: str, condition: Condition = ("", "", 0)) -> Row:
-        scores = self._scores(logits)
-        return score_row(
-            self.tasks, logits, self.target, scores, subset, condition, weights=self.weights
-        )
+    def _scored(
+        self, logits: Tensor, subset: str = "full", condition: Condition = ("", "", 0)
+    ) -> tuple[Tensor, Row]:
+        return scored(self.tasks, logits, self.target, self.weights, subset, condition)
 
     def _damaged(self, model: FusionModel, test: FeaturesByModality) -> list[Row]:
         """Evaluate samples of which one modality is damaged; the same ones undamaged come first."""
@@ -152,9 +148,7 @@ class Examiner:
         for condition, features in itertools.chain([undamaged], self._corrupted(model)):
             changed = clean if features is None else {**clean, condition[0]: features}
             logits = predict(model, changed)
-            scores = self.tasks.scores(logits, target, weights)
-            labels = ("full", condition)
-            rows.append(score_row(self.tasks, logits, target, scores, *labels, weights=weights))
+            rows.append(scored(self.tasks, logits, target, weights, "full", condition)[1])
         return rows if len(rows) > 1 else []
 
     def _broken_pairings(
@@ -170,28 +164,35 @@ class Examiner:
             order = torch.arange(len(features.mask))
             order[cycle] = cycle.roll(1)
             changed = {**test, name: Features(*(x[order] for x in features))}
-            rows.append(self._row(predict(model, changed), "full", (name, "pairing", 0)))
+            rows.append(self._scored(predict(model, changed), "full", (name, "pairing", 0))[1])
         return rows
 
 
-def score_row(
-    tasks: Tasks,
-    logits: Tensor,
-    target: Tensor,
-    scores: Tensor,
-    subset: str,
-    condition: Condition = ("", "", 0),
-    *,
-    weights: Tensor | None = None,
-) -> Row:
-    """Return a row of results: what was tested, the score and all metrics.
-
-    With weights (N,) also `weight`, their sum, by which rows of several folds are averaged.
-    """
+def all_metrics(
+    tasks: Tasks, logits: Tensor, target: Tensor, weights: Tensor | None
+) -> dict[str, float]:
+    """Return the metrics of answers to samples, of classes with those of calibration."""
     metrics = tasks.metrics(logits, target, weights)
     if tasks.plain:
         metrics |= calibration(logits, target, weights)
         metrics.pop("loss")  # `nll` is the same, but for settings of the objective
+    return metrics
+
+
+def scored(
+    tasks: Tasks,
+    logits: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    subset: str = "full",
+    condition: Condition = ("", "", 0),
+) -> tuple[Tensor, Row]:
+    """Return each sample's score, (N,), and a row of results: what was tested, the mean score and
+    all metrics.
+
+    With weights (N,) also `weight`, their sum, by which rows of several folds are averaged.
+    """
+    scores = tasks.scores(logits, target, weights)
     modality, corruption, severity = condition
     labels = {"subset": subset, "modality": modality, "corruption": corruption}
     score = {"severity": severity, "score": float(row_mean(scores, weights))}
@@ -199,7 +200,7 @@ def score_row(
         raise tasks.undefined(f"these answers to {len(target):,} test samples")
     if weights is not None:
         score["weight"] = float(weights.double().sum())
-    return {**labels, **score, **metrics}
+    return scores, {**labels, **score, **all_metrics(tasks, logits, target, weights)}
 
 
 def predict(model: FusionModel, features: Mapping[str, Features]) -> Tensor:

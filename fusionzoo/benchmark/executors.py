@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing import active_children, current_process, get_context
 from multiprocessing.context import BaseContext
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from fusionzoo.config import BenchmarkConfig
+from fusionzoo.config.flags import in_seconds
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.ground.plugins import absolute, load_plugins
 from fusionzoo.ground.progress import progress_bar
@@ -35,7 +37,7 @@ HEAVY = ("torch", "timm", "sklearn.ensemble")
 OPTIONAL = ("transformers", "torchaudio", "optuna")
 
 _worker_state: dict[str, Any] = {}  # in a worker process: shared by all its pieces
-# Of a piece of work in this process.
+# Of what this process does, in seconds of `time.monotonic`.
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
@@ -49,12 +51,11 @@ def map_unordered(
     pieces: Sequence[P],
     function: Function[S, P, R],
     label: str,
-    deadline: float = math.inf,
 ) -> Iterator[tuple[P, R]]:
     """Call `function(shared, piece)` for each piece; yield (piece, result) as they finish.
 
-    At `deadline`, a time of `time.monotonic`, pieces under way are dropped: OutOfTimeError. With
-    `--jobs 1`, in this process alone, the one under way ends at its next `check_time`.
+    When the time of a block of `time_limit` is over, pieces under way are dropped: OutOfTimeError.
+    With `--jobs 1`, in this process alone, the one under way ends at its next `check_time`.
     """
     cores = num_cores()
     jobs = min(cfg.jobs or cores, max(len(pieces), 1))
@@ -62,10 +63,10 @@ def map_unordered(
     if not pieces:
         return
     set_up = (threads, absolute(cfg.plugins))
-    if jobs > 1 or (cfg.jobs != 1 and deadline < math.inf):  # a process can be stopped
-        results = _map_in_processes(shared, pieces, function, jobs, set_up, deadline)
+    if jobs > 1 or (cfg.jobs != 1 and _time_left() is not None):  # a process can be stopped
+        results = _map_in_processes(shared, pieces, function, jobs, set_up)
     else:
-        results = _map_here(shared, pieces, function, deadline)
+        results = _map_here(shared, pieces, function)
     total = len(pieces)
     with progress_bar(total=total, desc=label, unit="job") as bar:
         for piece, result in results:
@@ -89,28 +90,33 @@ def set_up_process(threads: int, plugins: Sequence[str] = ()) -> None:
     load_plugins(plugins)
 
 
-def check_time(deadline: float = math.inf) -> None:
-    """Raise OutOfTimeError after the deadline, or after that of the piece of work under way."""
-    if (deadline < math.inf and _time_left(deadline) == 0) or time.monotonic() > _deadline.get():
+@contextmanager
+def time_limit(limit: str | float | None) -> Iterator[None]:
+    """Let the work in the block take so long, `20m` or seconds, and no longer: OutOfTimeError."""
+    seconds = math.inf if limit is None else in_seconds(limit, "time_limit")
+    token = _deadline.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def check_time() -> None:
+    """Raise OutOfTimeError after the time of the block of `time_limit`, if this stands in one."""
+    if _time_left() == 0:
         raise OutOfTimeError
 
 
-def _time_left(deadline: float) -> float | None:
-    """Return the seconds until the deadline, at least 0; None without one."""
+def _time_left() -> float | None:
+    """Return the seconds that are left, at least 0; None where there is no limit."""
+    deadline = _deadline.get()
     return None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
 
 
-def _map_here(
-    shared: S, pieces: Sequence[P], function: Function[S, P, R], deadline: float
-) -> Iterator[tuple[P, R]]:
+def _map_here(shared: S, pieces: Sequence[P], function: Function[S, P, R]) -> Iterator[tuple[P, R]]:
     for piece in pieces:
-        check_time(deadline)
-        token = _deadline.set(deadline)
-        try:
-            result = function(shared, piece)
-        finally:
-            _deadline.reset(token)
-        yield piece, result
+        check_time()
+        yield piece, function(shared, piece)
 
 
 def _map_in_processes(
@@ -119,7 +125,6 @@ def _map_in_processes(
     function: Function[S, P, R],
     jobs: int,
     set_up: SetUp,
-    deadline: float,
 ) -> Iterator[tuple[P, R]]:
     others = set(active_children())
     arguments = (set_up, dict(os.environ), shared)
@@ -128,7 +133,7 @@ def _map_in_processes(
         unsent = "the data set cannot be sent to other processes; --jobs 1 needs none"
         with explained(unsent, PicklingError, AttributeError, TypeError):  # a start pickles
             futures = {pool.submit(_call_with_shared, function, piece): piece for piece in pieces}
-        for future in as_completed(futures, _time_left(deadline)):
+        for future in as_completed(futures, _time_left()):
             yield futures[future], future.result()
     except (TimeoutError, KeyboardInterrupt) as stop:
         for worker in set(active_children()) - others:

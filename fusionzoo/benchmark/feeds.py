@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.distributed import World
-from fusionzoo.encoders import Item, Processor, varies
-from fusionzoo.errors import FusionZooError
+from fusionzoo.encoders import Item, varies
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.machine.devices import pick_device
@@ -27,70 +25,40 @@ from .candidates import modalities_of, reads_tokens
 
 MOST = 1 << 30  # bytes of prepared samples that a process keeps
 WHOLE_BYTES = 2**27  # of a modality's padded tokens, up to which all are scaled once
-
-
-class _Prepared(NamedTuple):
-    """A value that its processor has prepared already."""
-
-    items: list[Item]
-
-
-class _Processor(Processor):
-    """Passes prepared values on, and prepares the others."""
-
-    def __init__(self, processor: Processor) -> None:
-        self.processor = processor
-
-    def __call__(self, value: Any, generator: torch.Generator | None = None) -> Item:
-        return self.processor(value, generator)
-
-    def items(self, value: Any, generator: torch.Generator | None = None) -> list[Item]:
-        is_prepared = isinstance(value, _Prepared)
-        return value.items if is_prepared else self.processor.items(value, generator)
-
-    def blank(self) -> Item:
-        return self.processor.blank()
-
-    def collate(self, items: Sequence[Item]) -> Item:
-        return self.processor.collate(items)
+PreparedSample = tuple[Sample, dict[str, list[Item]]]  # with its items by modality
 
 
 class KeptSamples:
-    """Reads samples for one process; those that augmentation does not change are read once."""
+    """Reads samples for one process; those that augmentation does not change are prepared once."""
 
     def __init__(self, dataset: PairedDataset) -> None:
         self.dataset, self.bytes = dataset, 0
-        self._samples: dict[tuple[int, bool], Sample] = {}
+        self._prepared: dict[tuple[int, bool], PreparedSample] = {}  # by row, and for training
 
-    def batch(self, keys: Sequence[tuple[int, int]], collate: Collate, train: bool) -> Any:
+    def batch(self, keys: Sequence[tuple[int, int]], collate: Collate, train: bool) -> Batch:
         """Collate samples given by (row, seed), as a DataLoader would."""
-        wrapped = Collate(
-            {name: _Processor(x) for name, x in collate.processors.items()}, collate.columns
-        )
-        return wrapped([self._sample(key, collate, train) for key in keys])
+        prepared = [self._prepare(key, collate, train) for key in keys]
+        return collate.join([x for x in prepared if x is not None])
 
-    def _sample(self, key: tuple[int, int], collate: Collate, train: bool) -> Sample | None:
+    def _prepare(
+        self, key: tuple[int, int], collate: Collate, train: bool
+    ) -> PreparedSample | None:
         place = key[0], train
-        if place in self._samples:
-            return self._samples[place]
+        if place in self._prepared:
+            return self._prepared[place]
         sample = self.dataset[key]
-        if sample is None or self.bytes > MOST:
-            return sample
-        values: dict[str, Any] = {}
-        for name, processor in collate.processors.items():
-            value = sample.values.get(name)
-            if value is not None and train and varies(processor, value):
-                return sample
-            values[name] = value
-        for name, value in values.items():
-            if value is not None:
-                try:
-                    values[name] = _Prepared(collate.processors[name].items(value))
-                except FusionZooError:  # Collate reports it
-                    return sample
-                self.bytes += sum(x.nbytes for item in values[name].items for x in item.values())
-        self._samples[place] = sample._replace(values=values)
-        return self._samples[place]
+        prepared = None if sample is None else collate.prepare(sample)
+        if sample is None or prepared is None or self.bytes > MOST:
+            return prepared
+        values = ((x, sample.values.get(name)) for name, x in collate.processors.items())
+        if train and any(x is not None and varies(processor, x) for processor, x in values):
+            return prepared
+        kept, items = prepared
+        tensors = (x for part in items.values() for item in part for x in item.values())
+        self.bytes += sum(x.nbytes for x in tensors)
+        present = {name: True for name, x in kept.values.items() if x is not None}
+        self._prepared[place] = kept._replace(values=present), items  # without what was decoded
+        return prepared
 
 
 class BatchFeed:

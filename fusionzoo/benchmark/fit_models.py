@@ -25,7 +25,7 @@ from fusionzoo.training.fitted.method import Inputs, Method, Setting
 
 from .bench import Bench, Job, learned_rows, tasks_of
 from .candidates import KERNELS, TABULAR, TREES, modalities_of, parse
-from .examine import score_row
+from .examine import scored
 from .feeds import ProbeFeed, device_of
 from .store import SeedResult
 from .train import mean_costs
@@ -72,8 +72,7 @@ def _run(bench: Bench, job: Job) -> list[SeedResult]:
     setting, ((_, loss), val_logits) = method.choose(validated)
     test_logits = _answer(bench, method, learned, test, setting)
     weights = bench.weights_of(fold.test)
-    scores = tasks.scores(test_logits, bench.targets[fold.test], weights)
-    row = score_row(tasks, test_logits, bench.targets[fold.test], scores, "full", weights=weights)
+    scores, row = scored(tasks, test_logits, bench.targets[fold.test], weights)
     facts = {"val_loss": loss, "seconds": time.perf_counter() - start, **setting}
     logits = (test_logits.numpy(), val_logits.numpy())
     whole = scores.numpy()[None].astype(np.float32)

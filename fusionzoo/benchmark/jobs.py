@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusionzoo.config import BenchmarkConfig, OptimConfig, from_tree, merge
+from fusionzoo.config import OptimConfig, from_tree, merge
 from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.augment import set_augmentation
@@ -140,12 +140,6 @@ def _targets(bench: Bench, job: Job) -> Tensor:
     return targets.to(device_of(bench.cfg)) if bench.cfg.mode == "finetune" else targets
 
 
-def training_settings(cfg: BenchmarkConfig, changes: Mapping[str, Any]) -> BenchmarkConfig:
-    """Return the settings with those of training, `{"epochs": 20, "optim": {...}}`, changed."""
-    optim = from_tree(OptimConfig, merge(vars(cfg.optim), changes.get("optim", {})))
-    return replace(cfg, epochs=changes.get("epochs", cfg.epochs), optim=optim)
-
-
 def _trainer(
     bench: Bench,
     job: Job,
@@ -155,7 +149,9 @@ def _trainer(
     rows: Tensor,
 ) -> FeedTrainer:
     """Return what trains the models of a job on these rows, with the settings that tuning chose."""
-    cfg = training_settings(bench.cfg, job.training)
+    cfg, tuned = bench.cfg, job.training
+    optim = from_tree(OptimConfig, merge(vars(cfg.optim), tuned.get("optim", {})))
+    cfg = replace(cfg, epochs=tuned.get("epochs", cfg.epochs), optim=optim)
     tasks = tasks_of(bench, rows).to(targets.device)
     weights = bench.weights_of(rows)
     if len(models) > 1:

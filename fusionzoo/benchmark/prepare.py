@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -48,9 +47,7 @@ from .feeds import BatchFeed, device_of, loader_workers
 from .train import ModelInput, SingleTrainer, fit
 
 Encoders = dict[str, Encoder]  # modality -> encoder
-Piece = tuple[
-    int, Condition, DamagedSamples
-]  # number of the fold, how its samples are damaged, and which
+Piece = tuple[int, Condition, DamagedSamples]  # a fold's number, how samples are damaged, which
 _frozen_cache: dict[str, tuple[PairedDataset, Encoders]] = {}  # of this process; one entry
 BATCH = 64  # samples that are encoded at once
 
@@ -234,7 +231,6 @@ def store_all(
     frozen: Encoders,
     tokens: bool,
     progress: bool = True,
-    deadline: float = math.inf,
 ) -> dict[str, Description]:
     """Encode what is not in the cache; return the entries."""
     # Where no candidate reads tokens, one per sample tells which samples have the modality.
@@ -244,7 +240,7 @@ def store_all(
         for name, encoder in frozen.items()
     }
     for name, encoder in frozen.items():
-        store_features(bench, dataset, encoder, descriptions[name], progress, deadline)
+        store_features(bench, dataset, encoder, descriptions[name], progress)
     return descriptions
 
 
@@ -254,11 +250,10 @@ def store_features(
     encoder: Encoder,
     description: Description,
     progress: bool = True,
-    deadline: float = math.inf,
 ) -> None:
     """Encode a data set, unless its features are in the cache.
 
-    After `deadline`, OutOfTimeError: the next call goes on after the last batch.
+    After an OutOfTimeError the next call goes on after the last batch.
     """
     workers, device = loader_workers(bench.cfg), device_of(bench.cfg)
     feature_cache().get(
@@ -268,7 +263,7 @@ def store_features(
             dataset,
             Compute(num_workers=workers, device=device, progress=progress),
             max_tokens=description["max_tokens"],
-            after_batch=lambda _: check_time(deadline),
+            after_batch=lambda _: check_time(),
             parts=parts,
         ),
     )
@@ -305,7 +300,7 @@ def _entry(
     return DamagedSamples({**description, "samples": samples, "corruption": corruption}, rows)
 
 
-def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
+def encode_all_damaged(bench: Bench) -> None:
     """Encode the damaged test samples of every fold that are not in the cache."""
     missing: dict[str, Piece] = {}
     for number, by_condition in enumerate(bench.corrupted):
@@ -313,7 +308,7 @@ def encode_all_damaged(bench: Bench, deadline: float = math.inf) -> None:
             if feature_cache().load(damaged.description) is None:
                 missing.setdefault(key_of(damaged.description), (number, condition, damaged))
     label, listed = "encode damaged", list(missing.values())
-    for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label, deadline):
+    for _ in map_unordered(bench.cfg, bench, listed, encode_damaged, label):
         pass
     _frozen_cache.clear()
 
@@ -337,16 +332,11 @@ def _open_frozen(bench: Bench, fold_number: int) -> tuple[PairedDataset, Encoder
     return _frozen_cache[key]
 
 
-def prepare(
-    bench: Bench,
-    dataset: PairedDataset,
-    tokens: bool,
-    deadline: float = math.inf,
-) -> Bench:
+def prepare(bench: Bench, dataset: PairedDataset, tokens: bool) -> Bench:
     """Return the bench with feature widths and, in probe mode, cached features of every fold.
 
-    `tokens`: whether any candidate reads tokens, not pooled vectors only. After `deadline`, a time
-    of `time.monotonic`, OutOfTimeError: what is encoded by then is in the cache.
+    `tokens`: whether any candidate reads tokens, not pooled vectors only. After an OutOfTimeError
+    what was encoded by then is in the cache.
     """
     encoders = build_encoders(bench.cfg, dataset)
     bench = replace(
@@ -363,24 +353,21 @@ def prepare(
         for fold in range(len(bench.folds))
         if not _path(bench, dataset, fold, encoder).is_file()
     ]
-    label = "train encoders alone"
-    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, label, deadline):
+    for _ in map_unordered(bench.cfg, bench, pieces, train_alone, "train encoders alone"):
         pass
-    return _encode_folds(bench, dataset, encoders, tokens, deadline)
+    return _encode_folds(bench, dataset, encoders, tokens)
 
 
-def _encode_folds(
-    bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool, deadline: float
-) -> Bench:
+def _encode_folds(bench: Bench, dataset: PairedDataset, encoders: Encoders, tokens: bool) -> Bench:
     """Return the bench with the cached features of every fold, clean and corrupted."""
     trained: dict[str, list[TrainedAlone]] = {}
     features, corrupted = [], []
     for number in range(len(bench.folds)):
-        check_time(deadline)
+        check_time()
         frozen, trained_here = freeze_all(bench, dataset, number, encoders)
         for name, how in trained_here.items():
             trained.setdefault(name, []).append(how)
-        descriptions = store_all(bench, dataset, frozen, tokens, deadline=deadline)
+        descriptions = store_all(bench, dataset, frozen, tokens)
         features.append(descriptions)
         corrupted.append(describe_corrupted(bench, dataset, number, frozen, descriptions))
     notes = [trained_alone_note(bench, encoders[name], folds) for name, folds in trained.items()]
@@ -404,8 +391,9 @@ def train_alone(bench: Bench, piece: tuple[int, str, bool]) -> None:
 def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) -> Bench:
     """Cache what the linear baseline reads: vectors as they are, and pretrained features."""
     readable = {
-        name: create_encoder(name, "vector/identity", kind="vector", in_dim=width)
-        for name, width in dataset_widths(dataset).items()
+        name: create_encoder(name, "vector/identity", kind=kind, in_dim=int(default["in_dim"]))
+        for name, kind in dataset.modalities.items()
+        if kind == "vector" and (default := dataset.default_encoders.get(name))
     }
     readable |= {
         name: encoder
@@ -423,12 +411,3 @@ def _prepare_finetune(bench: Bench, dataset: PairedDataset, encoders: Encoders) 
     descriptions = store_all(bench, dataset, frozen, tokens=False)
     notes = [*bench.notes, *notes]
     return replace(bench, notes=tuple(notes), features=(descriptions,) * len(bench.folds))
-
-
-def dataset_widths(dataset: PairedDataset) -> dict[str, int]:
-    """Return the width of each modality that is a vector."""
-    return {
-        name: int(encoder["in_dim"])
-        for name, encoder in dataset.default_encoders.items()
-        if name in dataset.modalities and dataset.modalities[name] == "vector"
-    }

@@ -367,7 +367,8 @@ def _other_seeds(bench: Bench, candidates: Sequence[str]) -> list[Job]:
             job = first_job(bench, candidate, fold)
             if not is_fitted(candidate):
                 listed += _by_seeds(bench, job._replace(seeds=_seeds(bench)[1:]))
-            if bench.cfg.controls and has_control(candidate):
+            # Fusions and modalities as such are trained on shuffled labels too.
+            if bench.cfg.controls and not (parse(candidate).balance or is_fitted(candidate)):
                 listed.append(job._replace(shuffled=True))
     return listed
 
@@ -377,11 +378,6 @@ def _by_seeds(bench: Bench, job: Job) -> list[Job]:
     if len(job.seeds) > 1 and jobs.can_stack(bench, job.candidate, job.settings):
         return [job]
     return [job._replace(seeds=(seed,)) for seed in job.seeds]
-
-
-def has_control(candidate: str) -> bool:
-    """Whether a candidate is trained on shuffled labels too: fusions and modalities as such are."""
-    return not (parse(candidate).balance or is_fitted(candidate))
 
 
 def path_of(bench: Bench, job: Job) -> Path:
@@ -420,9 +416,7 @@ def _plugin_code(bench: Bench, job: Job) -> list[str]:
     return [digest for digest in digests if digest is not None]
 
 
-def run_stages(
-    bench: Bench, candidates: Sequence[str], deadline: float = math.inf
-) -> Iterator[Stage]:
+def run_stages(bench: Bench, candidates: Sequence[str]) -> Iterator[Stage]:
     """Run all jobs that are not done yet, stage by stage; one that fails stops no other.
 
     First every candidate with its default settings and one seed, the cheap ones before the costly
@@ -440,9 +434,9 @@ def run_stages(
         stopped = ""
         try:
             if name == DAMAGED:
-                encode_all_damaged(bench, deadline)
+                encode_all_damaged(bench)
             names = [x for x in candidates if not (part and is_costly(x))]
-            for job, error in _run(jobs_bench, names, name, deadline, errors):
+            for job, error in _run(jobs_bench, names, name, errors):
                 if error is not None:
                     errors[_identity(job)] = error
         except OutOfTimeError:
@@ -502,9 +496,7 @@ def read_shard(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def run_shard(
-    bench: Bench, candidates: Sequence[str], deadline: float, part: int, parts: int
-) -> dict[str, str]:
+def run_shard(bench: Bench, candidates: Sequence[str], part: int, parts: int) -> dict[str, str]:
     """Run one of `parts` shares of the jobs; return the error of each candidate that failed.
 
     A share has whole candidates on single folds, so that no two shares write the same file or wait
@@ -527,14 +519,14 @@ def run_shard(
             missing = _missing(bench, candidates, stage)
             listed = [job for job in missing if (job.candidate, job.fold) in share]
             function = _run_job
-        for job, error in map_unordered(bench.cfg, bench, listed, function, stage, deadline):
+        for job, error in map_unordered(bench.cfg, bench, listed, function, stage):
             if error is not None:
                 errors[job.candidate] = error
     return errors
 
 
 def _run(
-    bench: Bench, candidates: Sequence[str], stage: str, deadline: float, errors: Mapping[str, str]
+    bench: Bench, candidates: Sequence[str], stage: str, errors: Mapping[str, str]
 ) -> Iterator[tuple[Job, str | None]]:
     """Run what a stage lacks; yield each job with its error, or None."""
     function = _run_job
@@ -544,7 +536,7 @@ def _run(
         listed, function = _not_damaged_yet(bench, candidates, errors), _run_damaged
     else:
         listed = _missing(bench, candidates, stage)
-    return map_unordered(bench.cfg, bench, listed, function, stage, deadline)
+    return map_unordered(bench.cfg, bench, listed, function, stage)
 
 
 def _not_damaged_yet(
@@ -556,7 +548,7 @@ def _not_damaged_yet(
     for path in {path_of(bench, replaced.job) for replaced in results.untuned} - {*reported}:
         store.weights_path(path).unlink(missing_ok=True)
     waiting = [job for path, job in reported.items() if store.weights_path(path).is_file()]
-    return sorted(waiting, key=_is_costly_job)
+    return sorted(waiting, key=lambda job: is_costly(job.candidate))
 
 
 def _run_damaged(bench: Bench, job: Job) -> str | None:
@@ -568,7 +560,7 @@ def _missing(bench: Bench, candidates: Sequence[str], stage: str) -> list[Job]:
     """Return the jobs of the first seed or of the others that are not done, cheap ones first."""
     listed = _first_seeds if stage == FIRST_SEED else _other_seeds
     missing = [job for job in listed(bench, candidates) if store.load(path_of(bench, job)) is None]
-    return sorted(missing, key=_is_costly_job)
+    return sorted(missing, key=lambda job: is_costly(job.candidate))
 
 
 def _run_job(bench: Bench, job: Job) -> str | None:
@@ -698,7 +690,3 @@ def first_job(bench: Bench, candidate: str, fold: int) -> Job:
 
 def _identity(job: Job) -> str:
     return key_of([job._asdict()])
-
-
-def _is_costly_job(job: Job) -> bool:
-    return is_costly(job.candidate)

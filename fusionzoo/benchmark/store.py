@@ -46,7 +46,6 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
     """Write the results of a job, completely or not at all."""
     weights = [result.weights for result in results if result.weights is not None]
     if weights:
-        path.parent.mkdir(parents=True, exist_ok=True)
         run_folder.write({"weights": weights}, weights_path(path), goes_on=GOES_ON)
     arrays: dict[str, np.ndarray] = {}
     for number, result in enumerate(results):
@@ -56,7 +55,6 @@ def save(path: Path, job: Job, results: Sequence[SeedResult]) -> None:
             arrays[f"losses{number}"] = result.val_losses
     entries = [[result.seed, result.rows, result.facts] for result in results]
     metadata = json.dumps({"unit": job._asdict(), "cells": entries})
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, about=np.array(metadata), allow_pickle=False, **arrays)
     if not weights:

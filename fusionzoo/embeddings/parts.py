@@ -54,7 +54,7 @@ class PartsFolder:
                 f" {differ}: remove that folder, or take another --out"
             )
         if differ:
-            self._clear()
+            self.remove()
 
     def _about(self) -> dict[str, Any]:
         try:
@@ -62,8 +62,9 @@ class PartsFolder:
         except (OSError, ValueError):
             return {}
 
-    def _clear(self) -> None:
-        """Remove all but the lock; last what says whose the parts are, for a kill in between."""
+    def remove(self) -> None:
+        """Remove all but the lock, with which the folder goes; last what says whose the parts are,
+        for a kill in between."""
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
             if path.stem != LOCK:
                 path.unlink(missing_ok=True)
@@ -116,10 +117,6 @@ class PartsFolder:
         with explained(f"{self.path(part)} {advice}", OSError, pa.ArrowException):
             return pa.ipc.open_file(pa.memory_map(str(self.path(part)))).read_all()
 
-    def remove(self) -> None:
-        """Remove the parts, once the file is complete; the folder goes with its lock."""
-        self._clear()
-
 
 class WritingThread:
     """Build and write tables in a thread of its own; at most `WAITING` of them wait."""
@@ -134,12 +131,9 @@ class WritingThread:
 
     def add(self, part: int, build: Callable[[], pa.Table]) -> None:
         """Write the table that `build` returns, later; an error of an earlier one is raised."""
-        self._pending.append(self._pool.submit(self._write, part, build))
+        self._pending.append(self._pool.submit(lambda: self.parts.write(part, build())))
         while len(self._pending) > WAITING:
             self._pending.popleft().result()
-
-    def _write(self, part: int, build: Callable[[], pa.Table]) -> None:
-        self.parts.write(part, build())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

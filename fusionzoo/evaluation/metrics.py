@@ -20,8 +20,8 @@ from fusionzoo.targets import STANDARD
 
 C = TypeVar("C", bound=Callable[..., Any])
 Figure = Callable[..., float | Tensor]  # of rows and, if it takes them, their weights
-ACRONYMS = {x: x.upper() for x in ("mae", "mse", "rmse", "auroc")}
-ACRONYMS |= {"map": "mAP", "r2": "R²"}
+ACRONYMS = {x: x.upper() for x in ("mae", "mse", "rmse", "auroc", "nll", "aurc")}
+ACRONYMS |= {"map": "mAP", "r2": "R²", "brier": "Brier"}
 MOST_LEFT_OUT = 2000  # rows of a split
 
 

@@ -5,7 +5,6 @@ A file in configs/papers/ holds what the paper did and what came out; figures ar
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from fusionzoo.config.flags import Tree, papers
 from fusionzoo.config.load import Usage, run_command
 from fusionzoo.config.schema import Count, option
 from fusionzoo.errors import FusionZooError, did_you_mean, first_problem, keyword_errors, located
-from fusionzoo.files import write_json
+from fusionzoo.files import sha256_of, write_json
 from fusionzoo.ground.console import command_line, print_table
 from fusionzoo.training.run import train
 
@@ -272,9 +271,7 @@ def check_files(paper: Paper, folder: Path) -> None:
                 f"no {wanted.name} in {folder}: get it from {wanted.link} ({licence}), and name its"
                 " folder with --data"
             )
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != wanted.sha256:
+        if (digest := sha256_of(path)) != wanted.sha256:
             raise FusionZooError(
                 f"{path} is not the paper's file: its sha256 is {digest}, expected is"
                 f" {wanted.sha256}; get it from {wanted.link} ({licence})"
@@ -336,7 +333,6 @@ def _claim(out: Path, paper: Paper) -> None:
         raise FusionZooError(
             f"{out} holds runs with other settings or data ({path}): name another --out"
         )
-    out.mkdir(parents=True, exist_ok=True)
     write_json(path, protocol)
 
 

@@ -35,9 +35,7 @@ class State:
     step: int = 0  # optimiser steps made
     evaluated: int = 0  # epochs evaluated
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))  # summed over the epoch
-    best: Contents = field(
-        default_factory=dict
-    )  # metrics of the best epoch so far, on the validation split
+    best: Contents = field(default_factory=dict)  # of the best epoch: its validation metrics
     made: int = 0  # updates in the epoch: its steps that were not skipped
     bad: int = 0  # steps skipped in a row, for a loss or gradient that was not finite
     epoch_steps: int = 0  # steps of an epoch, with the number of processes of this run

@@ -141,7 +141,9 @@ class RunInProgress:
         self.last, self.best = folder / "checkpoints" / last, folder / "checkpoints" / "best.pt"
         cfg = trainer.cfg.train
         self.epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
-        self.steps = num_steps(cfg, self.epoch_steps)
+        self.steps = cfg.epochs * self.epoch_steps
+        if cfg.max_steps is not None:
+            self.steps = min(self.steps, cfg.max_steps)
         phases = trainer.freeze_plan.phases
         self.plan = phased(trainer.cfg.optim, phases, self.steps, self.epoch_steps)
 
@@ -296,9 +298,8 @@ class RunInProgress:
 
 def check_refit(trainer: Trainer) -> None:
     """Raise an error for settings that `--train.refit` cannot keep, before anything is trained."""
-    if not trainer.cfg.train.refit:
-        return
-    _check_without_validation(trainer, "; --train.refit trains without validation")
+    if trainer.cfg.train.refit:
+        _check_without_validation(trainer, "; --train.refit trains without validation")
 
 
 def _check_without_validation(trainer: Trainer, why: str) -> None:
@@ -315,18 +316,18 @@ def check_last(cfg: RunConfig) -> None:
     """Raise an error for settings that follow validation, beside `--train.select last`."""
     if cfg.train.select != "last":
         return
-    why = "and --train.select last keeps the last epoch whatever validation says: leave one out"
-    if cfg.train.patience is not None:
-        raise FusionZooError(f"--train.patience goes by validation, {why}")
-    if cfg.train.metric:
-        raise FusionZooError(f"--train.metric chooses an epoch by validation, {why}")
-    if cfg.train.trials > 1:
-        raise FusionZooError(f"--train.trials keeps the best by validation, {why}")
-    if cfg.train.refit:
-        raise FusionZooError(
-            "--train.refit trains anew for the epochs that validation chose, and --train.select"
-            " last trains for all: leave one out"
-        )
+    train = cfg.train
+    for name, is_set, what in (
+        ("patience", train.patience is not None, "goes by validation"),
+        ("metric", train.metric, "chooses an epoch by validation"),
+        ("trials", train.trials > 1, "keeps the best by validation"),
+        ("refit", train.refit, "trains anew for the epochs that validation chose"),
+    ):
+        if is_set:
+            raise FusionZooError(
+                f"--train.{name} {what}, and --train.select last keeps the last epoch whatever"
+                " validation says: leave one out"
+            )
 
 
 def check_unvalidated(trainer: Trainer) -> None:
@@ -335,12 +336,6 @@ def check_unvalidated(trainer: Trainer) -> None:
     if trainer.cfg.train.calibrate == "temperature":
         raise FusionZooError(f"--train.calibrate temperature needs a validation split{why}")
     _check_without_validation(trainer, why)
-
-
-def num_steps(cfg: TrainConfig, epoch_steps: int) -> int:
-    """Return the optimiser steps of a run, of which `epoch_steps` make an epoch."""
-    steps = cfg.epochs * epoch_steps
-    return steps if cfg.max_steps is None else min(steps, cfg.max_steps)
 
 
 def out_of_patience(state: State, cfg: TrainConfig) -> bool:

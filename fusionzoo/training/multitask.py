@@ -211,14 +211,10 @@ class Tasks(nn.Module):
             by_task[task.target.name] = _measured(task, slow, *rows)
         if len(by_task) == 1:
             return next(iter(by_task.values()))
-        losses = zip(
-            self.weights, (task_logits["loss"] for task_logits in by_task.values()), strict=True
-        )
+        losses = zip(self.weights, (x["loss"] for x in by_task.values()), strict=True)
         total = {"loss": sum(weight * loss for weight, loss in losses)}
         return total | {
-            f"{name}.{key}": x
-            for name, task_logits in by_task.items()
-            for key, x in task_logits.items()
+            f"{name}.{key}": x for name, figures in by_task.items() for key, x in figures.items()
         }
 
     def check_weights(self) -> None:

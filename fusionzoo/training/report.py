@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
 from fusionzoo.distributed import from_main, gather
-from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.evaluation.measure import POSITIVE, WEIGHTED_BY, Answers, terms
 from fusionzoo.evaluation.statistics import effective_size, share_interval
 from fusionzoo.files import whole_lines, write_json
@@ -97,20 +98,24 @@ def test_model(
     trainer: Trainer, loader: DataLoader[Batch], val: Answers | None, floors: Floors | None = None
 ) -> tuple[Metrics, Calibration | None, dict[str, dict[str, float]]]:
     """Evaluate on the test split; fit temperatures, thresholds and conformal scores to the answers
-    to the validation split. Return the metrics, these, and their figures on the test split."""
+    to the validation split, unless `--train.calibrate none`. Return the metrics, these, and their
+    figures on the test split."""
     split: Any = loader.dataset
-    test = collect_answers(trainer, loader, reports_each_alone(trainer))
-    metrics = metrics_of(trainer.module.tasks, test, slow=True)
-    metrics |= _beside(trainer.module.tasks, test, metrics["unimodal"], floors or Floors(), split)
-    if positive := trainer.module.tasks.positive:
+    module = trainer.module
+    each_alone = len(module.model.encoders) > 1 and module.tasks.has_target
+    test = collect_answers(trainer, loader, each_alone)
+    metrics = metrics_of(module.tasks, test, slow=True)
+    metrics |= _beside(module.tasks, test, metrics["unimodal"], floors or Floors(), split)
+    if positive := module.tasks.positive:
         metrics[POSITIVE] = positive
     if (column := getattr(split, "weight_column", None)) is not None:
         metrics[WEIGHTED_BY] = column
-    targets = trainer.module.model.answer_targets
-    if val is None or not any(target.width for target in targets):
+    targets = module.model.answer_targets
+    mode = trainer.cfg.train.calibrate
+    if val is None or mode == "none" or not any(target.width for target in targets):
         return metrics, None, {}
-    rows = calibratable(val)
-    calibration = calibrate(targets, *rows[:2], trainer.cfg.train.calibrate, rows[2])
+    logits, labels, weights = calibratable(val)
+    calibration = calibrate(targets, logits, labels, mode, weights)
     return metrics, calibration, measure(calibration, targets, *calibratable(test))
 
 
@@ -227,12 +232,6 @@ def out_of_memory(trainer: Trainer) -> FusionZooError:
     )
 
 
-def reports_each_alone(trainer: Trainer) -> bool:
-    """Whether the test split is also evaluated given each modality only."""
-    module = trainer.module
-    return len(module.model.encoders) > 1 and module.tasks.has_target
-
-
 def write_results(
     folder: Path,
     trainer: Trainer,
@@ -291,8 +290,7 @@ def show_results(
     epochs = cfg.train.epochs
     if results["best_epoch"] == epochs > 1 and results.get("select") != "last":
         tracker.say(f"the best epoch is the last: --train.epochs {2 * epochs} may be better")
-    better = better_floors(tasks, results)
-    if better:
+    if better := better_floors(tasks, results):
         tracker.say(
             f"Better here than the trained model: {', '.join(better)}. More rows may change that;"
             f" `{command_line('benchmark')}` tells chance from gain"
@@ -305,8 +303,7 @@ def show_results(
             " head: --balance modality_dropout trains it for missing modalities"
         )
     tracker.say(f"model   {folder / 'model'}   (fusionzoo.load reads it)")
-    steps = next_steps(folder, cfg, has_target=tasks.has_target)
-    first, *others = steps
+    first, *others = next_steps(folder, cfg, has_target=tasks.has_target)
     tracker.say(f"next    {first}", *(f"        {step}" for step in others))
     if cfg.log == "tensorboard":
         logs = folder / ("seeds" if "seeds" in results else "tensorboard")
@@ -409,9 +406,7 @@ def falls_short(
     """Name the modalities given which alone the fusion is more than 10 points worse than that
     modality's own head on the same samples; of an error, more than a tenth worse."""
     short = []
-    for name in unimodal:
-        if name not in given_only:
-            continue
+    for name in (x for x in unimodal if x in given_only):
         head, fusion = (tasks.leading_value(m[name]) for m in (unimodal, given_only))
         if head - fusion > (0.1 if tasks.higher else 0.1 * abs(head)):
             short.append(name)
@@ -465,10 +460,8 @@ class Run:
 
     def plot(self) -> Figure:
         """Draw the losses and the validation metric of every epoch (needs matplotlib)."""
-        try:
+        with explained("run.plot() needs pip install 'fusionzoo[notebooks]'", ImportError):
             from matplotlib.figure import Figure
-        except ImportError as error:
-            raise FusionZooError("run.plot() needs pip install 'fusionzoo[notebooks]'") from error
 
         class NotebookFigure(Figure):
             """Shows itself where matplotlib.pyplot was not imported."""
@@ -529,3 +522,19 @@ class Run:
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+Model = FusionModel | Run | str | os.PathLike[str]
+
+
+def path_of(model: Model) -> str:
+    """Return the folder of a model or run; empty where the model is in memory alone."""
+    folder = model.folder if isinstance(model, Run) else model
+    return "" if isinstance(folder, FusionModel) else os.fspath(folder)
+
+
+def model_of(model: Model) -> FusionModel | None:
+    """Return a model that is in memory, or that of a run; None where a folder is named."""
+    if isinstance(model, Run):
+        return model.model
+    return model if isinstance(model, FusionModel) else None

@@ -125,9 +125,8 @@ def train_once(
                 if added is not None:
                     add_linear(final.module.model, added.of_all, added.modalities)
             with final.ema_weights():
-                to_calibrate = None if cfg.train.calibrate == "none" else val_answers
                 test, calibration, figures = report.test_model(
-                    final, loaders["test"], to_calibrate, fitted
+                    final, loaders["test"], val_answers, fitted
                 )
                 report.save_model(folder, final, splits, calibration, state, test)
         except RuntimeError as error:

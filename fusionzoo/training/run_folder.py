@@ -38,7 +38,6 @@ def write(contents: Contents | Path, path: Path, keep: int = 1, goes_on: str = "
     """Write a checkpoint atomically, or copy one; the `keep - 1` previous files are kept,
     numbered. An error ends in what goes on after it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as partial:
             if isinstance(contents, Path):
                 shutil.copyfile(contents, partial)
@@ -114,7 +113,7 @@ def _digest(file: BinaryIO, size: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _before(path: Path, number: int = 0) -> Iterator[Path]:
+def _before(path: Path) -> Iterator[Path]:
     """Yield the existing ones of last-1.pt, last-2.pt, ..., newest first."""
     numbered = [file.stem.rpartition("-")[2] for file in path.parent.glob(f"{path.stem}-*.pt")]
     for number in sorted(int(text) for text in numbered if text.isdigit()):

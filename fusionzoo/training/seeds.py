@@ -83,8 +83,7 @@ class Seeds(Repeats[TrainingResult]):
             ],
         }
         state = State(data=self.data, best=best)
-        to_calibrate = None if self.cfg.train.calibrate == "none" else val
-        test, calibration, figures = report.test_model(trainer, loaders["test"], to_calibrate)
+        test, calibration, figures = report.test_model(trainer, loaders["test"], val)
         test[FLOORS] = alone[0].get(FLOORS, {}) if alone else {}
         report.save_model(self.folder, trainer, splits, calibration, state, test)
         tracker.lap("join seeds")

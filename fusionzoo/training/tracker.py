@@ -119,11 +119,7 @@ class MLflow:
         self.client.set_terminated(self.run)
 
 
-LOGGERS: dict[str, Any] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-}
+LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def _key(folder: Path, logger: str, make: Any) -> str:
@@ -180,8 +176,13 @@ class Tracker:
             return
         path = folder / "metrics.jsonl"
         lines = whole_lines(path) if state.step else []
+        events = [(line, json.loads(line)) for line in lines]
         path.write_text(
-            "".join(line for line in lines if _before_checkpoint(json.loads(line), state))
+            "".join(
+                line
+                for line, event in events
+                if event["step"] <= state.step and event.get("epoch", 0) <= state.evaluated
+            )
         )
         self.file = path.open("a", buffering=1)
         self.logger = open_logger(logger, folder, state.step)
@@ -249,8 +250,8 @@ class Tracker:
             {name: x.item() for name, x in tensors.items()}
             for tensors in (result.grad_norms, result.losses)
         )
-        metrics = {"loss": loss, "lr": rates, "grad_norm": norms, "losses": losses}
-        self.log(step, "step", metrics)
+        figures = {"loss": loss, "lr": rates, "grad_norm": norms, "losses": losses}
+        self.log(step, "step", figures)
 
     def log_epoch(
         self,
@@ -325,11 +326,6 @@ def environment(world: World) -> dict[str, Any]:
         "processes": world.size,
         "threads": torch.get_num_threads(),
     }
-
-
-def _before_checkpoint(line: Mapping[str, Any], state: State) -> bool:
-    """Whether a log line is not newer than the checkpoint."""
-    return line["step"] <= state.step and line.get("epoch", 0) <= state.evaluated
 
 
 def _flat(figures: Mapping[str, Any], prefix: str) -> list[tuple[str, float]]:

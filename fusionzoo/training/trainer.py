@@ -49,9 +49,8 @@ class Losses(NamedTuple):
     """The scalar losses of a batch on this process."""
 
     main: Tensor
-    extra: (
-        Tensor | float
-    )  # of strategies: counted with `main`, or with a backward pass of their own
+    # Of strategies: counted with `main`, or with a backward pass of their own.
+    extra: Tensor | float
     unimodal: Tensor | float  # of the modalities' own heads, summed
     named: dict[str, Tensor]  # for the log, detached
 
@@ -96,9 +95,8 @@ def reduce_losses(
         by_name = {**by_name, **strategy.weigh(by_name)}
     means = [mean.value for mean in by_name.values()]
     num_extra = len(output.extra_losses)
-    extra = sum(means[1 : 1 + num_extra])
+    extra, separate = sum(means[1 : 1 + num_extra]), sum(means[1 + num_extra :])
     if output.separate_losses:
-        separate = sum(means[1 + num_extra :])
         return Losses(means[0] + extra, separate, sum(unimodal), named)
     return Losses(means[0], extra, sum(unimodal), named)
 
@@ -248,8 +246,10 @@ class Trainer:
     heap: Heap = field(default_factory=Heap)
 
     def __post_init__(self) -> None:
-        self.module = unwrap(self.wrapped)
-        model = self.module.model
+        inner = getattr(self.wrapped, "module", self.wrapped)
+        assert isinstance(inner, Objective)
+        self.module = inner
+        model = inner.model
         self.scaler = GradScaler(self.world.device.type, enabled=self.cfg.train.amp == "fp16")
         self.ema = EMA(self.module, self.cfg.train.ema) if self.cfg.train.ema else None
         self.encoders = {name: list(e.parameters()) for name, e in model.named_encoders()}
@@ -413,10 +413,3 @@ class Trainer:
     def mean_loss(self, loss: Tensor) -> float:
         """Average a loss that `step` returned, or a sum of them, over the processes."""
         return total(in_float64(loss)[None], self.world).item() / self.world.size
-
-
-def unwrap(module: nn.Module) -> Objective:
-    """Return the Objective inside DDP or DataParallel."""
-    inner = getattr(module, "module", module)
-    assert isinstance(inner, Objective)
-    return inner

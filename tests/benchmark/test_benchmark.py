@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -431,8 +430,13 @@ def test_tested_models_learn_from_validation_samples_too_and_validated_ones_do_n
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     """Let the time limit be over when so many pieces of work are done, besides the features."""
-    done = iter([1.0] * (pieces + 1))  # of the one fold
-    monkeypatch.setattr(executors, "_time_left", lambda _: next(done, 0))
+    begun = iter(range(pieces))
+
+    def check_time() -> None:
+        if next(begun, None) is None:
+            raise executors.OutOfTimeError
+
+    monkeypatch.setattr(executors, "check_time", check_time)
 
 
 ANYTIME = {"fusions": "sum,gmu", "corruptions": False, "tune": 2}
@@ -473,16 +477,9 @@ def test_a_training_in_this_process_stops_at_the_deadline(tmp_path: Path) -> Non
     bench, dataset = setup.open_bench(small(tmp_path))
     bench = prepare.prepare(bench, dataset, tokens=False)
     job = schedule.first_job(bench, "sum", 0)
-    token = executors._deadline.set(time.monotonic())
-    try:
-        with pytest.raises(executors.OutOfTimeError):
-            schedule._run_job(bench, job)
-    finally:
-        executors._deadline.reset(token)
-    (result,) = executors.map_unordered(
-        bench.cfg, 1, [2], lambda *_: executors._deadline.get(), "", time.monotonic() + 60
-    )
-    assert result[1] < math.inf == executors._deadline.get()
+    with pytest.raises(executors.OutOfTimeError), executors.time_limit(0.001):
+        schedule._run_job(bench, job)
+    assert executors._time_left() is None
 
 
 @pytest.mark.parametrize("folds", [0, 3])
@@ -548,7 +545,7 @@ def test_what_stops_a_benchmark_between_stages_leaves_a_report_too(
         if next(calls) == 1 and where == "encoded":  # after the first fold is done
             if stopped == schedule.CTRL_C:
                 raise KeyboardInterrupt
-            arguments = (*arguments[:-1], time.monotonic())
+            raise executors.OutOfTimeError
         return prepare(*arguments)
 
     monkeypatch.setattr(page, "print_figures", shown)
@@ -808,9 +805,9 @@ def test_worker_processes_import_nothing_that_cannot_be_imported_here(
 @pytest.mark.slow
 def test_worker_processes_end_at_the_deadline(tmp_path: Path) -> None:
     before = set(active_children())
-    pieces, deadline = [600.0, 600.0], time.monotonic() + 1
-    with pytest.raises(executors.OutOfTimeError):
-        list(executors.map_unordered(small(tmp_path, jobs=2), None, pieces, wait, "wait", deadline))
+    pieces = [600.0, 600.0]
+    with pytest.raises(executors.OutOfTimeError), executors.time_limit(1.0):
+        list(executors.map_unordered(small(tmp_path, jobs=2), None, pieces, wait, "wait"))
     assert gone(lambda: set(active_children()) - before)
 
 
@@ -818,8 +815,8 @@ def test_worker_processes_end_at_the_deadline(tmp_path: Path) -> None:
 def test_the_time_limit_stops_an_encoding_that_goes_on_where_it_was(tmp_path: Path) -> None:
     bench, dataset = setup.open_bench(small(tmp_path))
     encoders = prepare.build_encoders(bench.cfg, dataset)
-    with pytest.raises(executors.OutOfTimeError):
-        prepare.store_all(bench, dataset, encoders, True, deadline=time.monotonic())
+    with pytest.raises(executors.OutOfTimeError), executors.time_limit(0.001):
+        prepare.store_all(bench, dataset, encoders, True)
     (part,) = cache.feature_cache().entries()
     assert part.metadata is not None
     assert part.metadata["description"]["unfinished_from"] == 0

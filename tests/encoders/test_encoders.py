@@ -20,8 +20,8 @@ from fusionzoo.encoders.base import Item, Processor
 from fusionzoo.encoders.image import ImageProcessor, Preparation
 from fusionzoo.encoders.text import TokenizerProcessor
 from fusionzoo.errors import FusionZooError
-from fusionzoo.structures import Audio, Batch, Features, Inputs, Sample
-from fusionzoo.testing.encoders import batch_of, features_of
+from fusionzoo.structures import Audio, Batch, Inputs, Sample
+from fusionzoo.testing.encoders import CHECKS, batch_of, features_of, maker, raw_values
 from helpers import tiny_models as tiny
 
 SCRATCH = {"pretrained": False}
@@ -49,6 +49,10 @@ SMALL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sequence": ("sequence", "sequence/transformer", {"in_dim": 5, "dim": 8, "num_heads": 2}),
 }
 OF_TORCHAUDIO = ("conformer", "bundle")
+CONTRACT = ("shapes_and_dtypes_are_those_of_features", "padding_changes_nothing")
+# Of others test_contract.py runs all checks.
+OTHER_NETWORKS = ["narrow head", "channels last", "torchvision", "torchvision densenet"]
+OTHER_NETWORKS += ["torchvision vit", "minilm", "mel vit"]
 QUICK = [name for name in SMALL if name not in ("bundle", "torchvision densenet")]
 
 
@@ -67,46 +71,15 @@ def made() -> dict[str, Encoder]:
     }
 
 
-def values(kind: str) -> list[Any]:
-    draw = torch.Generator().manual_seed(0)
-    if kind == "image":
-        sizes = ((40, 60), (70, 50), (64, 64))
-        return [
-            torch.randint(0, 256, (3, h, w), generator=draw, dtype=torch.uint8) for h, w in sizes
-        ]
-    if kind == "text":
-        return ["a cat", "a much longer line of text about cats", ""]
-    if kind == "audio":
-        clips = ((16000, 9000), (22050, 20000), (16000, 100))
-        return [Audio(0.1 * torch.randn(n, generator=draw), rate) for rate, n in clips]
-    shapes = [(5,)] * 3 if kind == "vector" else [(3, 5), (6, 5), (1, 5)]
-    return [torch.randn(shape, generator=draw) for shape in shapes]
-
-
 def batch(encoder: Encoder, rows: slice = slice(None)) -> dict[str, torch.Tensor]:
-    return dict(batch_of(encoder, values(encoder.kind)[rows]))
+    return dict(batch_of(encoder, raw_values(encoder)[rows]))
 
 
-@pytest.mark.parametrize("key", marked(SMALL))
-def test_tokens_mask_and_pooled_have_one_width_whatever_stands_beside(
-    key: str, made: dict[str, Encoder]
-) -> None:
-    encoder = made[key]
-    raw = values(encoder.kind)
-    together, apart = features_of(encoder, raw), [features_of(encoder, [x]) for x in raw]
-    assert isinstance(together, Features)
-    assert together.tokens.shape == (*together.mask.shape, encoder.dim)
-    assert together.pooled.shape == (3, encoder.dim)
-    assert together.mask.dtype == torch.bool
-    assert together.mask.any(1).all()
-    assert torch.isfinite(together.tokens).all()
-    assert encoder.modality == encoder.kind
-    close = {"rtol": 1e-4, "atol": 1e-4}
-    for row, alone in enumerate(apart):
-        assert int(alone.mask.sum()) == int(together.mask[row].sum())
-        torch.testing.assert_close(alone.pooled[0], together.pooled[row], **close)
-        kept = together.tokens[row][together.mask[row]]
-        torch.testing.assert_close(alone.tokens[0][alone.mask[0]], kept, **close)
+@pytest.mark.parametrize("check", [*CONTRACT])
+@pytest.mark.parametrize("key", OTHER_NETWORKS)
+def test_networks_that_the_contract_does_not_try_keep_it_in_a_batch(check: str, key: str) -> None:
+    kind, name, settings = SMALL[key]
+    CHECKS[check](maker(name, {"kind": kind, **settings}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -96,7 +96,7 @@ def test_seeds_join_their_last_epochs(tmp_path: Path) -> None:
     [
         ({"train": {"patience": 2}}, "patience= goes by validation"),
         ({"train": {"trials": 2}}, "trials= keeps the best by validation"),
-        ({"train": {"refit": True}}, "select= last trains for all"),
+        ({"train": {"refit": True}}, "refit= trains anew for the epochs"),
         ({"train": {"calibrate": "temperature"}}, 'calibrate="temperature" needs'),
         ({"optim": {"schedule": "plateau"}}, "schedule= plateau follows"),
         ({"balance": "gblend"}, 'balance="gblend" needs a validation split'),

@@ -16,7 +16,6 @@ from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
 from fusionzoo.files import write_files
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import template
-from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from . import plots
@@ -67,7 +66,6 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
         "ranks": {common[i]: float(ranking.ranks[i]) for i in order},
         "left_out": left_out,
     }
-    out.mkdir(parents=True, exist_ok=True)
     contents = {
         "summary.json": json.dumps(figures, indent=1) + "\n",
         "table.md": _markdown(words, header, rows),
@@ -76,8 +74,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     with plots.pdf_files(pdf) as pdfs:
         svg = plots.critical_difference(common, ranking)
         shown = {"figures": figures, "header": header, "rows": rows, "svg": svg}
-        page = template("combined.html", PACKAGE)
-        contents["index.html"] = str(page.render(**shown, version=__version__))
+        contents["index.html"] = template("combined.html", PACKAGE).render(**shown)
     write_files(out, {**contents, **pdfs})
     print_table("Average ranks", header, rows)
     print(f"\n{words}\n\nreport  {out / 'index.html'}")

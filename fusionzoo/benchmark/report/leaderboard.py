@@ -17,7 +17,7 @@ from fusionzoo.evaluation.calibration import calibration_error, risk_coverage
 from fusionzoo.evaluation.metrics import metric_name
 
 from ..bench import metric_named, tasks_of
-from ..examine import score_row
+from ..examine import all_metrics
 from .results import (
     CHOSEN,
     CandidateResults,
@@ -30,7 +30,6 @@ from .results import (
     missing_area,
     readable,
     severities,
-    thousands,
 )
 
 CALIBRATED, NOT_CALIBRATED = "cannot be told from calibrated", "not calibrated"
@@ -41,7 +40,6 @@ ECE_NOTE = (
     " model within that limit cannot be told from a calibrated one."
 )
 SIGNIFICANT = 1 - statistics.LEVEL
-LABELS = ("subset", "modality", "corruption", "severity", "loss", "weight")  # of a row, no metrics
 EXTERNAL = "external"  # kind and family of others' predictions
 Line = Mapping[str, Any]
 HIDDEN = {"score", "seeds"}  # keys of a line that are no column
@@ -53,7 +51,7 @@ PAGE = (
     *("p", "outcome"),
     *("missing", "family", "macro_f1", "ece_marked", "parameters", "seconds"),
     *("macs", "latency", "speed", "memory", "ece_debiased", "ece_if_calibrated"),
-    *("calibration", "brier", "nll", "aurc", "val_accuracy", "tuned_settings"),
+    *("calibration", "tuned_settings"),  # then all other numbers
 )
 TEXT = (  # Markdown, LaTeX and notebooks
     *("candidate", "family", "metric", "over_splits", "interval", "untuned", "macro_f1", "ece"),
@@ -107,7 +105,7 @@ def _metrics(summary: Summary, candidate: CandidateResults) -> dict[str, Any]:
         f"val_{metric.name}": metric.shown(candidate.val_score),
     }
     metrics = _pooled(summary, candidate)
-    line |= {key: x for key, x in metrics.items() if key not in (*LABELS, *line, "ece")}
+    line |= {key: x for key, x in metrics.items() if key not in ("loss", "ece", *line)}
     if summary.bench.from_splits and summary.folds > 1:
         parts = [summary.mean(candidate.scores[:, x], x) for x in summary.fold_slices]
         by_split = [metric.shown(score) for score in parts]
@@ -130,12 +128,8 @@ def _pooled(summary: Summary, candidate: CandidateResults) -> dict[str, float]:
     bench = summary.bench
     tasks = tasks_of(bench, bench.folds[0].train)  # metrics do not depend on the fold
     weights = bench.weights_of(summary.rows)
-    by_seed = [
-        score_row(tasks, logits, summary.target, torch.from_numpy(scores), "full", weights=weights)
-        for logits, scores in zip(candidate.logits, candidate.scores, strict=True)
-    ]
-    names = [key for key in by_seed[0] if key not in LABELS]
-    return {key: float(np.mean([row[key] for row in by_seed])) for key in names}
+    by_seed = [all_metrics(tasks, x, summary.target, weights) for x in candidate.logits]
+    return {key: float(np.mean([metrics[key] for metrics in by_seed])) for key in by_seed[0]}
 
 
 def _calibration(logits: Tensor, target: Tensor) -> dict[str, Any]:
@@ -189,10 +183,6 @@ class Column:
     best: Literal["", "high", "low"] = ""  # which value a table for a paper shows in bold
 
 
-def _interval(low: float, high: float) -> str:
-    return f"{decimal(low)} to {decimal(high)}"
-
-
 def _p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -221,7 +211,9 @@ COMMON = {
     "seconds": Column(keys=("seconds",), title="train s", text=lambda seconds: f"{seconds:.2f}"),
     "macs": Column(keys=("macs",), title="MACs", text=readable, default=False),
     "latency": Column(keys=("latency_ms",), title="latency ms", text=decimal, default=False),
-    "speed": Column(keys=("samples_per_second",), title="samples/s", text=thousands, default=False),
+    "speed": Column(
+        keys=("samples_per_second",), title="samples/s", text="{:,.0f}".format, default=False
+    ),
     "memory": Column(keys=("memory_mb",), title="memory MB", text=decimal, default=False),
     "ece_debiased": Column(
         keys=("ece_debiased",), title="ECE debiased", text=decimal, default=False
@@ -240,12 +232,6 @@ COMMON = {
         note="what tuning chose, over the folds",
         default=False,
     ),
-    "brier": Column(keys=("brier",), title="Brier", text=decimal, default=False, best="low"),
-    "nll": Column(keys=("nll",), title="NLL", text=decimal, default=False, best="low"),
-    "aurc": Column(keys=("aurc",), title="AURC", text=decimal, default=False, best="low"),
-    "val_accuracy": Column(
-        keys=("val_accuracy",), title="validation accuracy", text=decimal, default=False
-    ),
 }
 
 
@@ -259,7 +245,10 @@ def columns(metric: str) -> dict[str, Column]:
     return COMMON | {
         "metric": Column(keys=(metric,), title=title, text=decimal, best=best),
         "interval": Column(
-            keys=("low", "high"), title="95 %", text=_interval, note=f"interval of the {title}"
+            keys=("low", "high"),
+            title="95 %",
+            text=lambda low, high: f"{decimal(low)} to {decimal(high)}",
+            note=f"interval of the {title}",
         ),
         "untuned": Column(
             keys=("untuned",),

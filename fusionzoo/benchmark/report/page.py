@@ -21,7 +21,6 @@ from fusionzoo.evaluation.shapley import subsets
 from fusionzoo.files import write_files
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import Table, template
-from fusionzoo.version import __version__
 
 from ..bench import metric_named
 from ..candidates import ALONE
@@ -165,9 +164,10 @@ def _missing(summary: Summary, metric: str) -> dict[str, Any] | None:
     fusions = summary.of_kind("fusion")
     if all(math.isnan(missing_curve(fusion, modalities)[-1]) for fusion in fusions):
         return None  # no fusion, or no subsets were measured
+    shown = summary.bench.metric.shown
     panels = {
         title: {
-            fusion.name: _shown(summary, missing_curve(fusion, modalities, only))
+            fusion.name: list(map(shown, missing_curve(fusion, modalities, only)))
             for fusion in fusions
         }
         for title, only in (("any modality", None), *((f"{m} only", m) for m in modalities))
@@ -188,7 +188,7 @@ def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
         for candidate in [*fusions, *alone]:
             for corruption, curve in corruption_curves(candidate, modality).items():
                 curves = panels.setdefault(modality, {}).setdefault(corruption, {})
-                curves[candidate.name] = _shown(summary, curve)
+                curves[candidate.name] = list(map(summary.bench.metric.shown, curve))
                 at = severities(candidate)
     if not panels:
         return None
@@ -201,11 +201,6 @@ def _corruptions(summary: Summary, metric: str) -> dict[str, Any] | None:
     names = [*highlighted(summary), *(single.name for single in singles)]
     header = ["modality", "corruption", "candidate", *(f"severity {s}" for s in at)]
     return {"svg": plots.corruptions(panels, at, names, metric), "table": (header, rows)}
-
-
-def _shown(summary: Summary, curve: Sequence[float]) -> list[float]:
-    """Return the figures of scores."""
-    return [summary.bench.metric.shown(score) for score in curve]
 
 
 def _calibration(summary: Summary) -> dict[str, Any] | None:
@@ -228,21 +223,15 @@ def _pareto(summary: Summary, metric: str) -> dict[str, Any] | None:
     fusions = [s for s in summary.candidates if s.facts and s.kind == "fusion"]
     if not fusions:
         return None
-    panels: dict[str, dict[str, tuple[float, float]]] = {
-        title: {fusion.name: (fusion.facts[key], fusion.mean()) for fusion in fusions}
-        for title, key in (
-            ("multiply-accumulates of a sample", "macs"),
-            ("training, seconds a seed", "seconds"),
-        )
-    }
-    fronts: Mapping[str, Sequence[str]] = {
-        title: pareto(points) for title, points in panels.items()
-    }
     shown = summary.bench.metric.shown
-    panels = {
-        title: {name: (cost, shown(score)) for name, (cost, score) in points.items()}
-        for title, points in panels.items()
-    }
+    panels: dict[str, dict[str, tuple[float, float]]] = {}
+    fronts: dict[str, Sequence[str]] = {}
+    for title, key in (
+        ("multiply-accumulates of a sample", "macs"),
+        ("training, seconds a seed", "seconds"),
+    ):
+        fronts[title] = pareto({x.name: (x.facts[key], x.mean()) for x in fusions})
+        panels[title] = {x.name: (x.facts[key], shown(x.mean())) for x in fusions}
     families = {fusion.name: fusion.family for fusion in fusions}
     header = ["candidate", metric, *fusions[0].facts]
     rows = [[fusion.name, shown(fusion.mean()), *fusion.facts.values()] for fusion in fusions]
@@ -266,18 +255,11 @@ def page(summary: Summary, figures: Mapping[str, Any]) -> str:
         rows=[(line["family"], row) for line, row in zip(lines, cells, strict=True)],
         sections=sections(summary, metric),
         heat=heat_map(summary, figures.get("shapley", {})),
-        presence=presence_table(figures),
+        presence=_table(figures["presence"]) if "presence" in figures else None,
         checklist=checklist(figures),
         ece_note=ECE_NOTE,
-        version=__version__,
     )
     return str(text)
-
-
-def presence_table(figures: Mapping[str, Any]) -> Table | None:
-    """Return the figures by which modalities a sample has; None where none lacks any."""
-    lines = figures.get("presence")
-    return _table(lines) if lines else None
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -304,14 +286,6 @@ def write(summary: Summary, figures: Mapping[str, Any], out: Path) -> None:
     with plots.pdf_files(summary.bench.cfg.figures == "pdf") as pdfs:
         contents["index.html"] = page(summary, figures)
     write_files(out, {**contents, **pdfs})
-
-
-def print_report(figures: Mapping[str, Any], out: Path) -> None:
-    """Print the leaderboard's main columns, the verdict and where the report is."""
-    print_figures(figures)
-    if figures.get("stopped"):
-        print("the same command continues where it stopped")
-    print(f"report  {out / 'index.html'}")
 
 
 def print_figures(figures: Mapping[str, Any]) -> None:
@@ -395,8 +369,11 @@ class Report:
         webbrowser.open(self.page.resolve().as_uri())
 
     def print(self) -> None:
-        """Print the leaderboard's main columns and the verdict."""
-        print_report(self.figures, self.folder)
+        """Print the leaderboard's main columns, the verdict and where the report is."""
+        print_figures(self.figures)
+        if self.figures.get("stopped"):
+            print("the same command continues where it stopped")
+        print(f"report  {self.page}")
 
     def _repr_html_(self) -> str:
         header, rows = text_table(self.figures["leaderboard"], self.figures["metric"])

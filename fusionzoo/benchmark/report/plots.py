@@ -72,6 +72,7 @@ STYLE: dict[Any, Any] = {
 WIDTH = 4.4  # inches of every figure: on a screen of 390 pixels text is 10 pixels high
 LABEL = 24  # most characters in a line of a candidate's name at an axis
 COLUMNS = 2  # panels in a row
+MOST_TICKS = 5  # of a logarithmic axis
 ROW = 0.2  # height of a line of text, inches
 LETTER = 0.075  # width of most letters, inches
 P = ParamSpec("P")
@@ -116,7 +117,7 @@ def to_svg(figure: Any, title: str, prefix: str) -> str:
     return f'{head} viewBox="0 0 {width:g} {height:g}">{content}'
 
 
-def tick_values(low: float, high: float, most: int = 5) -> list[float]:
+def tick_values(low: float, high: float) -> list[float]:
     """Return round numbers from low to high for a logarithmic axis.
 
     >>> tick_values(80, 3000), tick_values(1, 1e8)
@@ -129,20 +130,12 @@ def tick_values(low: float, high: float, most: int = 5) -> list[float]:
     for steps in ((1, 2, 5), (1, 3), (1,)):
         values = [step * 10.0**decade for decade in decades for step in steps]
         values = [value for value in values if low <= value <= high]
-        if len(values) <= most:
+        if len(values) <= MOST_TICKS:
             break
     if len(values) < 2:
-        ticks = MaxNLocator(most - 1).tick_values(low, high)
+        ticks = MaxNLocator(MOST_TICKS - 1).tick_values(low, high)
         return [float(value) for value in ticks if low <= value <= high]
-    return values[:: math.ceil(len(values) / most)]
-
-
-def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Put a few round numbers on a logarithmic axis, with prefixes: 20 k, 1 M."""
-    values = tick_values(low, high)
-    labels = [readable(value) if value >= 1000 else f"{value:g}" for value in values]
-    axis.set_ticks(values, labels)
-    axis.set_ticks([], minor=True)
+    return values[:: math.ceil(len(values) / MOST_TICKS)]
 
 
 def label_points(
@@ -421,7 +414,9 @@ def pareto(
         axes.plot(*zip(*front, strict=True), color=INK, linewidth=0.8, drawstyle="steps-post")
         axes.set(xscale="log", xlabel=cost)
         axes.margins(x=0.15, y=0.1)
-        log_ticks(axes.xaxis, *axes.get_xlim())
+        values = tick_values(*axes.get_xlim())
+        axes.set_xticks(values, [readable(x) if x >= 1000 else f"{x:g}" for x in values])
+        axes.set_xticks([], minor=True)
     for family in dict.fromkeys(families.values()):
         grid[0].plot([], [], "o", color=_family_colour(family), label=family, markersize=4)
     finish(figure, y=metric)

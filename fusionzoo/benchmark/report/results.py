@@ -391,15 +391,6 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return front
 
 
-def thousands(number: float) -> str:
-    """Write a count with thousands separators.
-
-    >>> thousands(12345)
-    '12,345'
-    """
-    return f"{number:,.0f}"
-
-
 def readable(number: float) -> str:
     """Write a large count with three digits and a prefix.
 

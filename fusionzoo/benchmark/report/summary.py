@@ -23,7 +23,7 @@ from fusionzoo.targets import mean_prediction
 
 from ..bench import Bench, damaged_rows, learned_rows, tasks_of
 from ..candidates import EVERYTHING, fusion_of, is_fitted, is_single, modalities_of, single_modality
-from ..examine import score_row
+from ..examine import scored
 from ..fit_models import prior_logits
 from ..schedule import JobResult, Results
 from ..store import SeedResult
@@ -322,12 +322,10 @@ def _score(
         zip(summary.fold_slices, summary.bench.folds, strict=True)
     ):
         tasks = tasks_of(summary.bench, fold.train)
-        target = summary.target[part]
-        weights = summary.bench.weights_of(fold.test)
-        scores.append(tasks.scores(logits[part], target, weights))
-        labels = {"fold": number, "seed": seed, "samples": len(target)}
-        row = score_row(tasks, logits[part], target, scores[-1], "full", weights=weights)
-        rows.append(labels | row)
+        target, weights = summary.target[part], summary.bench.weights_of(fold.test)
+        of_samples, row = scored(tasks, logits[part], target, weights)
+        scores.append(of_samples)
+        rows.append({"fold": number, "seed": seed, "samples": len(target)} | row)
     return torch.cat(scores).double().numpy(), rows
 
 

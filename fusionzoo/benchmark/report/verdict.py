@@ -41,7 +41,6 @@ from .results import (
     best_single,
     choose,
     chosen_fusion,
-    thousands,
 )
 from .summary import controls
 
@@ -164,19 +163,37 @@ def _data_figures(summary: Summary) -> dict[str, Any]:
 
 
 def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
-    """Return the gain, the leader and the modalities' shares; nothing if there is no fusion."""
+    """Return the gain over the best single modality and what it is made of, that over the models of
+    all features, the leader and the modalities' shares; nothing if there is no fusion."""
     chosen, best = chosen_fusion(summary), best_single(summary)
     if chosen is None:
         return {}
+    figures: dict[str, Any] = {
+        "chosen_on_validation": chosen.name,  # in most folds: the one to train
+        "chosen_by_fold": chosen.by_fold,
+    }
+    if best is not None:
+        figures |= {
+            "single_by_fold": choose(summary, summary.of_kind("single"), "").by_fold,
+            "best_single": single_modality(best.name),
+            "best_single_row": best.name,
+            "gain": _gain_figures(summary.compare(chosen.results, best)),
+        }
+        if parts := coverage(summary, chosen, best):
+            figures |= {
+                "coverage": _gain_figures(parts.coverage),
+                "fusion_of_several": {"samples": parts.samples, **_gain_figures(parts.fusion)},
+                "presence": _by_presence(summary, chosen, best),
+            }
+    if compared := _against_everything(summary, chosen):
+        everything, gain = compared
+        names = {"name": everything.name, "by_fold": everything.by_fold}
+        figures["everything"] = names | _gain_figures(gain)
     modalities = list(summary.bench.modalities)
     scores = {
         fusion.name: fusion.score_by_subset(modalities) for fusion in summary.of_kind("fusion")
     }
-    return {
-        "chosen_on_validation": chosen.name,  # in most folds: the one to train
-        "chosen_by_fold": chosen.by_fold,
-        **({} if best is None else _single_figures(summary, chosen, best)),
-        **_everything_figures(summary, chosen),
+    return figures | {
         "leader": tied[0],
         "cannot_be_told_apart": tied,
         "shapley": {name: shapley(by_subset, modalities) for name, by_subset in scores.items()},
@@ -184,17 +201,6 @@ def _fusion_figures(summary: Summary, tied: Sequence[str]) -> dict[str, Any]:
             name: {"+".join(pair): v for pair, v in interactions(by_subset, modalities).items()}
             for name, by_subset in scores.items()
         },
-    }
-
-
-def _single_figures(summary: Summary, chosen: Choice, best: CandidateResults) -> dict[str, Any]:
-    """Return the gain over the best single modality, and what it is made of."""
-    return {
-        "single_by_fold": choose(summary, summary.of_kind("single"), "").by_fold,
-        "best_single": single_modality(best.name),
-        "best_single_row": best.name,
-        "gain": _gain_figures(summary.compare(chosen.results, best)),
-        **_presence_figures(summary, chosen, best),
     }
 
 
@@ -304,20 +310,6 @@ def coverage(summary: Summary, choice: Choice, best: CandidateResults) -> Covera
     return Coverage(summary.compare(cascade, best), fusion, count)
 
 
-def _presence_figures(
-    summary: Summary, choice: Choice, best: CandidateResults
-) -> dict[str, list[dict[str, Any]] | dict[str, Any]]:
-    """Return the parts of the gain, and the figures by which modalities a sample has."""
-    parts = coverage(summary, choice, best)
-    if parts is None:
-        return {}
-    return {
-        "coverage": _gain_figures(parts.coverage),
-        "fusion_of_several": {"samples": parts.samples, **_gain_figures(parts.fusion)},
-        "presence": _by_presence(summary, choice, best),
-    }
-
-
 def _against_everything(summary: Summary, chosen: Choice) -> tuple[Choice, Comparison] | None:
     """Return the best by validation of the models of all features, and the fusion's gain."""
     fitted = [x for x in summary.candidates if x.name in EVERYTHING]
@@ -325,16 +317,6 @@ def _against_everything(summary: Summary, chosen: Choice) -> tuple[Choice, Compa
         return None
     everything = choose(summary, fitted, "")
     return everything, summary.compare(chosen.results, everything.results)
-
-
-def _everything_figures(summary: Summary, chosen: Choice) -> dict[str, dict[str, Any]]:
-    """Return the gain of the chosen fusion over the models that are fitted on everything."""
-    compared = _against_everything(summary, chosen)
-    if compared is None:
-        return {}
-    everything, gain = compared
-    names = {"name": everything.name, "by_fold": everything.by_fold}
-    return {"everything": names | _gain_figures(gain)}
 
 
 def _gain_figures(comparison: Comparison) -> dict[str, float]:
@@ -388,7 +370,7 @@ def _coverage_words(summary: Summary, best: CandidateResults, parts: Coverage | 
     return [
         f"Some samples lack modalities. Coverage, by `{BEST_PRESENT}`, which fuses nothing:"
         f" {_points(metric, parts.coverage)} against {single_title(best.name)},"
-        f" {_chance(parts.coverage.p)}. Fusion, on the {thousands(parts.samples)} samples with two"
+        f" {_chance(parts.coverage.p)}. Fusion, on the {parts.samples:,} samples with two"
         f" modalities or more: {_points(metric, parts.fusion)} against `{BEST_PRESENT}`,"
         f" {_chance(parts.fusion.p)}."
     ]

@@ -12,7 +12,6 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_text
 from fusionzoo.html.samples import show_sample
 from fusionzoo.html.template import template
-from fusionzoo.version import __version__
 
 from .scan import AuditReport, Finding, ScannedData
 
@@ -35,7 +34,6 @@ def write_report(report: AuditReport, path: Path) -> None:
         counts=counts,
         splits=[(name or "no split", sizes[name]) for name in splits],
         findings=[_finding(report, finding) for finding in report.findings],
-        version=__version__,
     )
     write_text(path, page)
 
@@ -87,4 +85,4 @@ def write_contact_sheet(scan: ScannedData, rows: list[int], path: Path) -> None:
         raise FusionZooError(f"--out {path}: a contact sheet is a .html file")
     title = f"{len(rows)} of {len(scan.rows):,} samples of {scan.dataset.source}"
     samples, page = [_sample(scan, row, None) for row in rows], template("sheet.html", PACKAGE)
-    write_text(path, page.render(title=title, samples=samples, version=__version__))
+    write_text(path, page.render(title=title, samples=samples))

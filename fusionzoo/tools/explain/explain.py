@@ -26,7 +26,7 @@ from fusionzoo.inputs.data import Data, configure
 from fusionzoo.model.fusion_model import FusionModel, encode_rows
 from fusionzoo.model.standardise import standardise
 from fusionzoo.structures import Batch, Features, Sample, evaluating
-from fusionzoo.training.report import Run
+from fusionzoo.training.report import Model, model_of, path_of
 
 from .attribution import MAX_EXACT, Evaluate, Question, Subset, exact_shares, sampled_shares
 from .parts import PARTS, PartEffect, Parts, Place, SeveralItems
@@ -59,9 +59,7 @@ class ExplainConfig(ModelUse):
 
 
 @keyword_errors
-def explain(
-    model: FusionModel | Run | str | Path, data: Data = None, **settings: Any
-) -> Explanations:
+def explain(model: Model, data: Data = None, **settings: Any) -> Explanations:
     """Explain a model's answers: `explain("runs/a", "my.csv")[0].modalities`.
 
     Of every sample the exact Shapley value of each modality, and the answer without it; of at most
@@ -73,11 +71,8 @@ def explain(
     units. A modality's value is that of Shapley (1953): its mean effect over all orders in which
     modalities may be added. Beyond 8 modalities it is estimated, with its standard error.
     """
-    folder = model.folder if isinstance(model, Run) else model
-    path = "" if isinstance(folder, FusionModel) else str(folder)
-    cfg, spec = configure(ExplainConfig, data, {**settings, "model": path})
-    loaded = model.model if isinstance(model, Run) else model
-    return _explain(cfg, loaded if isinstance(loaded, FusionModel) else None, spec)
+    cfg, spec = configure(ExplainConfig, data, {**settings, "model": path_of(model)})
+    return _explain(cfg, model_of(model), spec)
 
 
 @torch.no_grad()
@@ -261,14 +256,14 @@ class PartsExplainer:
 
             return evaluate
 
-        def evaluate_pair(pair: int) -> Evaluate:
-            return evaluate_with([background[pair % len(background)]])
-
         if len(players) <= MAX_EXACT:
             shares = exact_shares(evaluate_with(background), players)
         else:
             pairs = max(ORDERS, len(background))
-            shares = sampled_shares(evaluate_pair, players, pairs, self.cfg.seed)
+            of_pair = [evaluate_with([other]) for other in background]
+            shares = sampled_shares(
+                lambda pair: of_pair[pair % len(of_pair)], players, pairs, self.cfg.seed
+            )
         means = ((float(of[p].mean()) for of in (shares.values, shares.errors)) for p in players)
         return [
             PartEffect(x.name, value, x.span, error)
@@ -339,16 +334,11 @@ def _start(cfg: ExplainConfig) -> int:
     if cfg.out and Path(cfg.out).suffix not in (".json", ".csv"):
         raise FusionZooError(f"--out {cfg.out}: explanations are written as .json or .csv")
     explanations = _explain(cfg, None, None)
-    print_explanations(explanations)
+    print_table(f"{explanations!r}", *summary_rows(explanations))
+    for note in explanations.notes:
+        print(f"note: {note}")
     if cfg.out:
         print(f"wrote {explanations.save(cfg.out)}")
     if cfg.html:
         print(f"wrote {explanations.to_html(cfg.html)}")
     return 0
-
-
-def print_explanations(explanations: Explanations) -> None:
-    """Print the summary, and the notes."""
-    print_table(f"{explanations!r}", *summary_rows(explanations))
-    for note in explanations.notes:
-        print(f"note: {note}")

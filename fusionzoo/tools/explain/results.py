@@ -16,7 +16,6 @@ from fusionzoo.ground.cells import without_formulas
 from fusionzoo.html.template import template
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import join_words
-from fusionzoo.version import __version__
 
 from .parts import PartEffect
 from .views import bar, view
@@ -122,7 +121,6 @@ class Explanations(Sequence[Explanation]):
     def save(self, path: str | Path) -> Path:
         """Write `.json` with everything, or `.csv` with a row per sample and without parts."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".json":
             write_json(path, self.to_dict())
         elif path.suffix == ".csv":
@@ -159,9 +157,7 @@ class Explanations(Sequence[Explanation]):
             methods=self.methods,
             notes=self.notes,
             cards=cards,
-            version=__version__,
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, page)
         return path
 

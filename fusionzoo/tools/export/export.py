@@ -21,7 +21,7 @@ from fusionzoo.model.folder import write_digests
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.loading import load
 from fusionzoo.structures import evaluating
-from fusionzoo.training.report import Run
+from fusionzoo.training.report import Model, model_of, path_of
 
 from .folder import write_example, write_labels, write_preprocess
 from .graph import check, onnx_runner, trace
@@ -60,10 +60,7 @@ class ExportFiles(NamedTuple):
 
 def export_command(args: Sequence[str]) -> int:
     """Run `fusionzoo export MODEL ...`; return its exit code."""
-    words = list(args)
-    if words and not words[0].startswith("-"):
-        words = ["--model", *words]
-    return run_command(ExportConfig, HELP, words, _export_and_print)
+    return run_command(ExportConfig, HELP, args, _export_and_print, words=("model",))
 
 
 def _export_and_print(cfg: ExportConfig) -> int:
@@ -88,26 +85,18 @@ def _export_and_print(cfg: ExportConfig) -> int:
 
 
 @keyword_errors
-def export(
-    model: FusionModel | Run | str | os.PathLike[str],
-    out: str | os.PathLike[str] = "",
-    **settings: Any,
-) -> ExportFiles:
+def export(model: Model, out: str | os.PathLike[str] = "", **settings: Any) -> ExportFiles:
     """Write a model for other runtimes into a folder: `export(run, "exported").folder`.
 
     The folder must be new or empty; without `out` it is `exported` beside the model. Settings are
     those of `fusionzoo export`: `format="torch-export"`, `web`, ... A graph that differs
     from the model is an error, and nothing is written then.
     """
-    path = model.folder if isinstance(model, Run) else model
-    name = "" if isinstance(path, FusionModel) else os.fspath(path)
-    words = {**settings, "model": name, "out": os.fspath(out)}
+    words = {**settings, "model": path_of(model), "out": os.fspath(out)}
     cfg = from_settings(ExportConfig, words)
-    if isinstance(model, FusionModel) and not cfg.out:
+    if not (cfg.model or cfg.out):
         raise FusionZooError("--out is missing: the folder to write")
-    loaded = model.model if isinstance(model, Run) else model
-    if not isinstance(loaded, FusionModel):
-        loaded = load(cfg.model, plugins=cfg.plugins)
+    loaded = model_of(model) or load(cfg.model, plugins=cfg.plugins)
     on_cpu = loaded if loaded.device.type == "cpu" else copy.deepcopy(loaded).cpu()
     with evaluating(on_cpu):
         return _export(cfg, on_cpu)

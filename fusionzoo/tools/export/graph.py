@@ -52,7 +52,7 @@ class ExportModel(nn.Module):
     Its answers are those of `model(batch)` in evaluation mode. `FusionModel.forward`, which skips
     the encoders of what is absent, has sizes that depend on the data, so no graph can hold it.
 
-    Shapes: `forward(present (B, M), inputs)` returns the tensors that `output_names` names.
+    Shapes: `forward(present (B, M), inputs)` returns the tensors of `tensors_of`.
     """
 
     def __init__(self, model: FusionModel) -> None:
@@ -76,7 +76,8 @@ def tensors_of(
     features: Mapping[str, Features],
     columns: Mapping[str, Tensor],
 ) -> list[Tensor]:
-    """Return the outputs in the order of `output_names`."""
+    """Return the outputs of a graph: `fused`, `logits`, `weights` if the fusion has them, and
+    `aligned_<modality>`."""
     tensors = [output.embedding, model.calibrate(output.logits.float(), features)]
     if output.weights is not None:
         tensors.append(output.weights)
@@ -84,12 +85,6 @@ def tensors_of(
         here = columns[name][:, None]
         tensors.append(F.normalize(project(features[name].pooled.masked_fill(~here, 0))) * here)
     return tensors
-
-
-def output_names(model: FusionModel, has_weights: bool) -> list[str]:
-    """Return the names of a graph's outputs."""
-    weights = ["weights"] if has_weights else []
-    return ["fused", "logits", *weights, *(f"aligned_{name}" for name in model.align)]
 
 
 @torch.no_grad()
@@ -294,22 +289,14 @@ def trace(model: FusionModel) -> Graph:
     inputs = plain_inputs(model.modalities, batch)
     rows = Dim("batch", min=1)
     shapes = {name: shapes_of(inputs[name], layout, rows) for name, layout in layouts.items()}
-    outputs = output_names(model, has_weights(model, batch))
     with evaluating(model):
-        program = _export(ExportModel(model), (batch.present, inputs), ({0: rows}, shapes))
+        with torch.no_grad():
+            weights = ["weights"] if model(batch).weights is not None else []
+        with explained("it cannot be traced by torch.export"):
+            whole, arguments = ExportModel(model).eval(), (batch.present, inputs)
+            program = export_program(whole, arguments, ({0: rows}, shapes))
+    outputs = ["fused", "logits", *weights, *(f"aligned_{name}" for name in model.align)]
     return Graph(program, list(by_name(batch.present, inputs)), outputs)
-
-
-@torch.no_grad()
-def has_weights(model: FusionModel, batch: Batch) -> bool:
-    """Return whether the fusion says how much each modality counted."""
-    with evaluating(model):
-        return model(batch).weights is not None
-
-
-def _export(module: nn.Module, arguments: tuple[Any, ...], shapes: tuple[Any, ...]) -> Any:
-    with explained("it cannot be traced by torch.export"):
-        return export_program(module.eval(), arguments, shapes)
 
 
 def check(model: FusionModel, run: Any, what: str) -> float:

@@ -36,11 +36,11 @@ def describe(encoder: Encoder, folder: Path, stored: Mapping[str, Any]) -> dict[
             f"{encoder.modality}: a graph takes one item a row, and the encoder splits a long clip"
             " into windows; set windows=1"
         )
-    for cls, make in DESCRIPTIONS.items():
-        if type(processor) is cls:
-            described: dict[str, Any] = make(processor, encoder.reader, folder)
-            return described | _reading(encoder.kind, encoder.modality, described, stored)
-    return {"by": OWN, "processor": type(processor).__name__}
+    make = DESCRIPTIONS.get(type(processor))
+    if make is None:
+        return {"by": OWN, "processor": type(processor).__name__}
+    described = make(processor, encoder.reader, folder)
+    return described | _reading(encoder.kind, encoder.modality, described, stored)
 
 
 def _image(processor: ImageProcessor, encoder: Any, folder: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from fusionzoo.files import cache_root, replacing_folder, write_text
 from fusionzoo.html.template import template
 from fusionzoo.model.folder import NAME as DIGESTS
 from fusionzoo.model.folder import OPTIONAL
-from fusionzoo.version import __version__
 
 from .preprocess import OWN
 
@@ -69,9 +68,7 @@ def write_page(exported: Path, page: Path, modalities: Collection[str], packages
                 shutil.copy2(source, folder / "packages" / source.name)
         for name in SCRIPTS:
             shutil.copy2(Path(__file__).with_name(name), folder / name)
-        text = page_template().render(
-            title=f"A model of {', '.join(modalities)}", version=__version__
-        )
+        text = page_template().render(title=f"A model of {', '.join(modalities)}")
         write_text(folder / "index.html", text)
 
 

@@ -25,7 +25,6 @@ from fusionzoo.inputs.data import Data, configure
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.training.gain import GAIN
 from fusionzoo.training.report import Run, chosen_weights
-from fusionzoo.version import __version__
 from fusionzoo.zoo.cards import show_data_settings
 
 from .mistakes import SplitAnswers
@@ -100,17 +99,14 @@ def write_page(run: Run, cfg: ReportConfig, data: DataSpec | None) -> Path:
     if problem:
         print(f"note: the page shows no samples: {problem}")
     columns, is_test = columns_of(run), cfg.split == "test" and not cfg.data
-    page = template("page.html", "fusionzoo.tools.run_report")
-    text = page.render(
+    text = template("page.html", "fusionzoo.tools.run_report").render(
         **about_run(run, model),
         **about_data(columns, model, opened),
         **({} if measured is None else about_answers(columns, measured)),
         notes=list(notes(run, measured, problem, is_test=is_test)),
         split=cfg.split,
         limits=(SIDE, MAX_CHARACTERS, PLAYED),
-        version=__version__,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text)
     return path
 

@@ -10,7 +10,6 @@ from typing import Any
 from fusionzoo.files import write_text
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import template
-from fusionzoo.version import __version__
 
 from .samples import SearchedSamples
 
@@ -71,10 +70,9 @@ class Found:
             texts = {x.modality for x in previews if x.image is None and x.wave is None and x.text}
             paths = {name: source for name, source in hit.sources.items() if name not in texts}
             cards.append({"hit": hit, "previews": previews, "columns": shown, "paths": paths})
-        path.parent.mkdir(parents=True, exist_ok=True)
         title = f"{len(self)} of {self.searched:,} samples nearest to {self.query}"
         page = template("search.html", "fusionzoo.tools.search").render(
-            title=title, found=self, cards=cards, version=__version__
+            title=title, found=self, cards=cards
         )
         write_text(path, page)
         return path

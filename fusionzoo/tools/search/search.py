@@ -287,15 +287,12 @@ class SearchConfig:
 
 def search_command(args: Sequence[str]) -> int:
     """Run `fusionzoo search FILE ...`; return 0, or 2 after a user's mistake."""
-    is_flag = not args or args[0].startswith("-")
-    flags = list(args) if is_flag else [f"--embeddings={args[0]}", *args[1:]]
-    return run_command(SearchConfig, HELP, flags, _search)
+    return run_command(SearchConfig, HELP, args, _search, words=("embeddings",))
 
 
 def _search(cfg: SearchConfig) -> int:
     if not cfg.embeddings:
         raise FusionZooError("no file of embeddings: it comes first, or as --embeddings")
-    quiet = cfg.json == STANDARD_OUTPUT
     searcher = Searcher(
         cfg.embeddings,
         model=cfg.model,
@@ -313,7 +310,7 @@ def _search(cfg: SearchConfig) -> int:
         by=cfg.by,
         k=cfg.k,
     )
-    if quiet:
+    if cfg.json == STANDARD_OUTPUT:
         print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False, default=str))
         return 0
     print_found(result)

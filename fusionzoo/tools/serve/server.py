@@ -17,6 +17,7 @@ from fusionzoo.machine.devices import pick_device
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.loading import load
 from fusionzoo.tools.search.search import Searcher
+from fusionzoo.training.report import Model, model_of, path_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -63,21 +64,16 @@ class ServeConfig:
 
 def serve_command(args: Sequence[str]) -> int:
     """Run `fusionzoo serve MODEL ...`; return 0, or 2 after a user's mistake."""
-    is_flag = not args or args[0].startswith("-")
-    return run_command(
-        ServeConfig, HELP, list(args) if is_flag else ["--model", *args], _serve_until_stopped
-    )
+    return run_command(ServeConfig, HELP, args, _serve_until_stopped, words=("model",))
 
 
-def serve(model: FusionModel | str | os.PathLike[str], **settings: Any) -> None:
+def serve(model: Model, **settings: Any) -> None:
     """Answer requests with a model until Ctrl-C or SIGTERM: `serve(run.model, port=8000)`.
 
     Settings are those of `fusionzoo serve`. What waits when it is stopped is still answered.
     """
-    is_built = isinstance(model, FusionModel)
-    name = "" if is_built else os.fspath(model)  # type: ignore[arg-type]
-    cfg = from_settings(ServeConfig, {**settings, "model": name})
-    _serve_until_stopped(cfg, model if is_built else None)  # type: ignore[arg-type]
+    cfg = from_settings(ServeConfig, {**settings, "model": path_of(model)})
+    _serve_until_stopped(cfg, model_of(model))
 
 
 def _serve_until_stopped(cfg: ServeConfig, model: FusionModel | None = None) -> int:
