@@ -178,9 +178,7 @@ MODELS = {  # what stands behind the names of encoders that take a model's name
 
 def measured() -> str:
     """Return the table of figures: baselines, then one row for each fusion."""
-    scores: dict[str, dict[str, float]] = {}
-    for row in rows("zoo"):
-        scores.setdefault(row["set"], {})[row["candidate"]] = float(row["accuracy"])
+    scores = accuracies()
     xor = {row["fusion"]: row["accuracy"] for row in _tasks("xor") if row["modalities"] == "2"}
     times = {row["fusion"]: row for row in rows("fusions") if row["tokens_times"] == "1"}
     lines = [
@@ -201,21 +199,25 @@ def measured() -> str:
     return "\n".join(lines)
 
 
+def accuracies() -> dict[str, dict[str, float]]:
+    """Return data set -> candidate -> accuracy, of results/zoo.csv."""
+    scores: dict[str, dict[str, float]] = {}
+    for row in rows("zoo"):
+        scores.setdefault(row["set"], {})[row["candidate"]] = float(row["accuracy"])
+    return scores
+
+
 def readme(text: str) -> str:
     """Put the best of each family on each data set in its place in the README."""
-    table: dict[str, dict[str, dict[str, str]]] = {}
-    for row in rows("zoo"):
-        table.setdefault(row["set"], {})[row["candidate"]] = row
-    lines = [f"| | {' | '.join(f'`{x}`' for x in table)} |", f"| --- |{' --- |' * len(table)}"]
+    scores = accuracies()
+    lines = [f"| | {' | '.join(f'`{x}`' for x in scores)} |", f"| --- |{' --- |' * len(scores)}"]
     for name, words in SHORT.items():
-        scores = [f"{float(of_set[name]['accuracy']):.3f}" for of_set in table.values()]
-        lines.append(f"| {words} | {' | '.join(scores)} |")
+        cells = [f"{of_set[name]:.3f}" for of_set in scores.values()]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
     for family in FAMILIES:
         names = list_fusions(family)
-        cells = []
-        for of_set in table.values():
-            best = max((of_set[name] for name in names), key=lambda row: float(row["accuracy"]))
-            cells.append(f"{float(best['accuracy']):.3f} `{best['candidate']}`")
+        best = [(max(names, key=of_set.__getitem__), of_set) for of_set in scores.values()]
+        cells = [f"{of_set[name]:.3f} `{name}`" for name, of_set in best]
         lines.append(f"| best of {len(names)} {family} fusions | {' | '.join(cells)} |")
     return filled(text, {"zoo": "\n".join(lines)})
 

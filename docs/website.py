@@ -226,7 +226,9 @@ def fusion_page(card: Card) -> str:
         shapes=inspect.cleandoc(f"\n{shapes[1]}" if shapes else "those of every fusion"),
         settings=settings(card),
         linear_skip=card.settings["linear_skip"].default,
-        form=f"Accuracies are of the form with {form}.\n\n" if form else "",
+        form=f"Accuracies on xor and with modalities missing are of the form with {form}.\n\n"
+        if form
+        else "",
         measured=measured(card),
     )
 
@@ -244,15 +246,9 @@ def settings(card: Card) -> str:
 def measured(card: Card) -> str:
     """Return what results/ has of a fusion: accuracy, missing modalities, cost."""
     lines = ["| | figure | from |", "| --- | --- | --- |"]
-    for data in make.REPORTS:
-        scores = make.leaderboard(data)
-        best = scores.get(make.CHOSEN_ALONE)
-        if card.name in scores and best is not None:
-            report = f"[report](../../../results/benchmark/{data}/table.md)"
-            lines.append(
-                f"| accuracy on `{data}` (best single modality {best:.3f}) |"
-                f" {scores[card.name]:.3f} | {report} |"
-            )
+    for data, scores in make.accuracies().items():
+        words = f"accuracy on `{data}` (best single modality {scores[make.CHOSEN_ALONE]:.3f})"
+        lines.append(f"| {words} | {scores[card.name]:.3f} | {table('zoo')} |")
     lines += [
         f"| {label} | {row[column]} | {table(source)} |"
         for source, row, label, column in figures(card.name)

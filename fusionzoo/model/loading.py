@@ -34,7 +34,7 @@ from fusionzoo.model.trained_on import TrainedOn
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 
-ZOO = Path(__file__).parents[1] / "zoo" / "models"  # folders that the package holds
+ZOO = Path(__file__).parents[1] / "zoo" / "trained-models"  # folders that the package holds
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
 LARGE = 16 * TENSOR  # elements from which on a tensor that is freed is given back
