@@ -585,7 +585,7 @@ def photograph() -> None:
     """Take the README's picture of a report with Chromium."""
     from PIL import Image
 
-    page, out = RESULTS / "benchmark" / "stamps" / "index.html", DOCS / "report.webp"
+    page, out = RESULTS / "benchmark" / "stamps_seven" / "index.html", DOCS / "report.webp"
     with TemporaryDirectory() as folder:
         shot = Path(folder) / "page.png"
         options = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=900,1080"]
