@@ -20,8 +20,8 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, did_you_mean, one_line
 
-PLUGINS = "fusionzoo.ground.plugins"  # the package of the modules of plugin files
-GROUP = "fusionzoo.ground.plugins"  # of entry points
+PLUGINS = __name__  # the package of the modules of plugin files
+GROUP = "fusionzoo.plugins"  # of entry points: what installed packages name
 REFERENCE = re.compile(r"(?:[\w.]+|.*\.py):[A-Za-z_]\w*")
 __path__: list[str] = []  # modules may lie below this one: `_PluginFinder` finds them
 _log = logging.getLogger("fusionzoo")

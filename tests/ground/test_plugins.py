@@ -230,7 +230,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> No
     about = folder / "own_package-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("\n".join(["[fusionzoo.ground.plugins]", *points]))
+    (about / "entry_points.txt").write_text("\n".join(["[fusionzoo.plugins]", *points]))
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
