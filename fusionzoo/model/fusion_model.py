@@ -21,12 +21,6 @@ from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.fusion.late.ensemble import Ensemble
-from fusionzoo.model.answering import Answering, RawSamples
-from fusionzoo.model.card import card_text, write_card
-from fusionzoo.model.confidence import Calibration
-from fusionzoo.model.folder import FORMAT, files_of_model, public_spec, sources, write_digests
-from fusionzoo.model.hub import push
-from fusionzoo.model.trained_on import TrainedOn, as_trained
 from fusionzoo.structures import (
     Batch,
     Features,
@@ -40,7 +34,13 @@ from fusionzoo.structures import (
 from fusionzoo.targets import Target, from_spec
 from fusionzoo.version import __version__
 
+from .answering import Answering, RawSamples
+from .card import card_text, write_card
+from .confidence import Calibration
+from .folder import FORMAT, files_of_model, public_spec, sources, write_digests
+from .hub import push
 from .standardise import Standardise, standardise
+from .trained_on import TrainedOn, as_trained
 
 if TYPE_CHECKING:
     from fusionzoo.datasets import PairedDataset

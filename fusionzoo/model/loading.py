@@ -18,21 +18,22 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError, explained, located
 from fusionzoo.ground.plugins import imports_forbidden, load_plugins
-from fusionzoo.model.card import edited_readme
-from fusionzoo.model.confidence import Calibration
-from fusionzoo.model.folder import (
+from fusionzoo.structures import Batch, Sample
+from fusionzoo.targets import Target
+
+from .card import edited_readme
+from .confidence import Calibration
+from .folder import (
     FolderConfig,
     check_digests,
     check_wrapped,
     read_config,
     why_not_built,
 )
-from fusionzoo.model.fusion_model import FusionModel, Raw, build_heads, create_model
-from fusionzoo.model.hub import download, is_repository
-from fusionzoo.model.standardise import Standardise
-from fusionzoo.model.trained_on import TrainedOn
-from fusionzoo.structures import Batch, Sample
-from fusionzoo.targets import Target
+from .fusion_model import FusionModel, Raw, build_heads, create_model
+from .hub import download, is_repository
+from .standardise import Standardise
+from .trained_on import TrainedOn
 
 ZOO = Path(__file__).parents[1] / "zoo" / "trained-models"  # folders that the package holds
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
