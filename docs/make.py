@@ -156,7 +156,7 @@ BASELINES = (CHOSEN_ALONE, PRODUCT_PRESENT, LINEAR[0])
 SHORT = {  # rows of results/zoo.csv that the README shows
     CHOSEN_ALONE: "one modality, chosen on validation data",
     LINEAR[0]: "logistic regression on all modalities",
-    CHOSEN: "one of 59 fusions, chosen on validation data",
+    CHOSEN: f"one of {len(list_fusions())} fusions, chosen on validation data",
 }
 HEAD = """\
 Formula, paper, pitfall and settings of each; [{index}.md](../{index}.md) has all of them in one

@@ -35,6 +35,7 @@ LLMS = "llms.txt"  # what the site has, for language models
 CODE = {".py": "python", ".yaml": "yaml"}  # shown on a page of its own
 LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"]+)([)\"])")
 VERBATIM = re.compile(r"(```.*?```|`[^`\n]*`)", flags=re.DOTALL)  # no link, no list
+FORM = "Accuracies on xor and with modalities missing are of the form with {form}.\n\n"
 MEASURED_FORMS = {  # what tables in results/ were measured with, where the default was another
     **dict.fromkeys(("tmc", "ecml", "dbf", "qmf", "pdf"), "`project: true`"),
     "mmdynamics": "`join: true` and `detach: true`",
@@ -226,9 +227,7 @@ def fusion_page(card: Card) -> str:
         shapes=inspect.cleandoc(f"\n{shapes[1]}" if shapes else "those of every fusion"),
         settings=settings(card),
         linear_skip=card.settings["linear_skip"].default,
-        form=f"Accuracies on xor and with modalities missing are of the form with {form}.\n\n"
-        if form
-        else "",
+        form=FORM.format(form=form) if form else "",
         measured=measured(card),
     )
 

@@ -198,8 +198,8 @@ class HFVideo(ClipEncoder):
 
     def _verify(self, source: str) -> None:
         """Compare a clip of smooth colours with what the checkpoint's own processor makes."""
-        shades = torch.linspace(0, 64, self.num_frames).to(torch.uint8)
-        frames = [smooth_image(191) + shade for shade in shades]
+        image, shades = smooth_image(191), torch.linspace(0, 64, self.num_frames)
+        frames = [image + shade for shade in shades.to(torch.uint8)]
         with explained(f"{source}: its processor fails"):
             if self.is_video:
                 clip = torch.stack(frames)
