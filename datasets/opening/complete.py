@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,14 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedT
     first."""
     if not has_open_sheet(settings):
         return load_table_of(settings)
-    names, refusals = sheet_names(settings), []
-    for name in ["", *names]:
+
+    def sheets() -> Iterator[str]:
+        yield ""  # the first; the others are listed only if it does not fit
+        names = sheet_names(settings)
+        yield from names if len(names) > 1 else ()
+
+    refusals = []
+    for name in sheets():
         try:
             loaded = load_table_of({**settings, "sheet": name})
             _targets(target, loaded)
@@ -149,9 +155,10 @@ def _load_with(settings: dict[str, Any], target: str | Sequence[str]) -> LoadedT
         if name:
             settings["sheet"] = name
         return loaded
-    if len(names) < 2:
+    if len(refusals) == 1:
         raise refusals[0]
-    problem = f"no sheet of {', '.join(names)} has the columns of --target: {refusals[0]}"
+    names = ", ".join(sheet_names(settings))
+    problem = f"no sheet of {names} has the columns of --target: {refusals[0]}"
     raise FusionZooError(f"{settings['root']}: {problem}")
 
 

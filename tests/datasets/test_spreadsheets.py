@@ -20,6 +20,7 @@ import fusionzoo as fz
 from fusionzoo import PairedDataset, create_dataset
 from fusionzoo.datasets import split_by_hash
 from fusionzoo.datasets.media.budgets import BUDGETS
+from fusionzoo.datasets.opening import complete
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.infer import objective_hint
 from fusionzoo.datasets.sources.text_tables import find_delimiter
@@ -318,6 +319,20 @@ def test_a_file_that_is_no_table_is_named(name: str, start: str, tmp_path: Path)
     (tmp_path / name).write_text(start + "x" * 100)
     with pytest.raises(FusionZooError, match=f"{name} is no table, as it starts with"):
         create_dataset(tmp_path / name)
+
+
+def test_the_sheets_of_a_workbook_are_listed_only_if_the_first_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = openpyxl.Workbook()
+    book.active.append(["x", "y"])
+    for row in range(20):
+        book.active.append([row % 7, "ab"[row % 2]])
+    book.create_sheet("other").append(["z"])
+    book.save(tmp_path / "book.xlsx")
+    spec = DataSpec(settings={"name": "manifest", "root": str(tmp_path / "book.xlsx")})
+    monkeypatch.setattr(complete, "sheet_names", None)  # cannot be called
+    assert "sheet" not in complete.complete(spec.settings, "y").settings
 
 
 @pytest.mark.parametrize("name", ["m.xlsx", "m.ods"])
