@@ -27,7 +27,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
-EVERY_STEP = ["--train.log_every", "1", "--log", "none", "--seed", "0"]
+EVERY_STEP = ["--train.log_every", "1", "--log", "none", "--seed", "0", "--preset", "none"]
 MISSING = ["--data.missing", "0.3"]
 STRATEGIES = ["--balance", "ogm_ge,modality_dropout", "--train.ema", "0.99"]
 CASES = {

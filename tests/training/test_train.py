@@ -160,7 +160,8 @@ def test_the_data_summary_is_printed_first_and_by_one_process(
         f"{n}, {split},{n % 2},word {n}, x" for n, split in enumerate(["train", "val", "test"] * 8)
     ]
     (tmp_path / "m.csv").write_text("\n".join(["id , Split,target, text, scanner", *rows]))
-    run = [*TEXT, "--data.root", str(tmp_path / "m.csv"), "--log", "none", "--train.epochs", "1"]
+    run = [*TEXT, "--data.root", str(tmp_path / "m.csv"), "--preset", "none"]
+    run += ["--log", "none", "--train.epochs", "1"]
     assert train([*run, "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[:5] == [
@@ -541,7 +542,7 @@ def test_of_many_epochs_the_better_and_every_tenth_have_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--data.name", "interactions", "--data.samples", "60", "--train.epochs", "31"]
-    assert train([*flags, "--train.floors", "false", "--out", str(tmp_path)]) == 0
+    assert train([*flags, "--preset", "none", "--out", str(tmp_path)]) == 0
     shown = {int(x) for x in re.findall(r"^epoch +(\d+)", capsys.readouterr().out, re.MULTILINE)}
     events = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     scores = {x["epoch"]: x["val"]["accuracy"] for x in events if x["event"] == "epoch"}

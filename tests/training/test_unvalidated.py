@@ -29,6 +29,7 @@ VALIDATED = {**TABLE, "split": [("train", "train", "val", "test")[n // 2 % 4] fo
 
 def run(out: Path, table: dict[str, Any] = TABLE, **settings: Any) -> Run:
     common = {"kinds": KINDS, "fusion": {"name": "concat", "dim": 8}, "epochs": 3, "log": "none"}
+    common |= {"preset": "none"}
     return fusionzoo.train(table, out=out, **{**common, "device": "cpu", **settings})
 
 
