@@ -57,6 +57,7 @@ def from_args(cls: type[C], args: Sequence[str], words: Sequence[str] = ()) -> C
     tree = {} if config is None else _named(cls, read_yaml(config_file(str(config))))
     if flags.get("resume"):
         tree = _resumed(flags, tree, config is not None)
+        flags = _moved(flags, tree)
     return _overlay(cls, tree, flags)
 
 
@@ -80,6 +81,16 @@ def _resumed(settings: Mapping[str, Any], tree: Mapping[str, Any], has_config: b
     return stored
 
 
+def _moved(settings: Mapping[str, Any], tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings in which a path that is named as the data is where those of the run are."""
+    data, before = dict(settings.get("data") or {}), tree.get("data") or {}
+    name = data.pop("name", None)
+    if not name or name == before.get("name") or not before.get("root"):
+        return settings
+    is_there = Path(name).expanduser().exists()
+    return {**settings, "data": {"root": name, **data}} if is_there else settings
+
+
 def from_settings(
     cls: type[C],
     settings: Mapping[str, Any],
@@ -100,6 +111,7 @@ def from_settings(
     tree, settings = _paths_as_text(tree), _in_sections(cls, _paths_as_text(settings))
     if settings.get("resume"):
         tree = _resumed(settings, tree, config is not None)
+        settings = _moved(_named(cls, settings), tree)
     return _overlay(cls, tree, settings)
 
 

@@ -109,10 +109,13 @@ def test_a_run_goes_on_with_the_data_that_it_was_trained_on_alone(
     assert train(["--resume", "--out", str(out)]) == 0  # the data are now the run's
 
 
-def test_the_same_data_in_another_folder_are_the_same(run: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("flag", [["--data.root"], []])
+def test_the_same_data_in_another_folder_are_the_same(
+    flag: list[str], run: tuple[Path, Path]
+) -> None:
     data = run[0]
-    moved = data.parent.rename(data.parent.with_name("moved"))
-    named = ["--data.root", str(moved / "data.jsonl")]
+    moved = data.parent.rename(f"{data.parent}-{len(flag)}")
+    named = [*flag, str(moved / "data.jsonl")]
     assert train(["--resume", "--out", str(moved / "run"), *named]) == 0
 
 
