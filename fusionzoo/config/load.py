@@ -81,7 +81,7 @@ def _resumed(settings: Mapping[str, Any], tree: Mapping[str, Any], has_config: b
     return stored
 
 
-def _moved(settings: Mapping[str, Any], tree: Mapping[str, Any]) -> Mapping[str, Any]:
+def _moved(settings: Tree, tree: Tree) -> Tree:
     """Return settings in which a path that is named as the data is where those of the run are."""
     data, before = dict(settings.get("data") or {}), tree.get("data") or {}
     name = data.pop("name", None)
@@ -103,7 +103,9 @@ def from_settings(
     configuration, a nested mapping, the path of a YAML file or a recipe's name.
     """
     if isinstance(config, cls):
-        tree: Mapping[str, Any] = _as_tree(config)
+        given = getattr(config, "given", {})  # a preset stands under these, not under the whole
+        is_unchanged = given and from_tree(cls, given) == config
+        tree: Mapping[str, Any] = given if is_unchanged else _as_tree(config)
     elif isinstance(config, Mapping):
         tree = config
     else:

@@ -24,7 +24,7 @@ DATA = {"name": "interactions", "samples": 300}
 
 def run(out: Path, trials: int = 4, *, data: Any = None, resume: Any = False, **train: Any) -> Run:
     train = {"epochs": 2, "trials": trials, **train}
-    fixed: dict[str, Any] = {"log": "none", "device": "cpu", "fusion": "concat"}
+    fixed: dict[str, Any] = {"log": "none", "device": "cpu", "fusion": "concat", "preset": "none"}
     return fusionzoo.train(data or DATA, out=out, train=train, resume=resume, **fixed)
 
 
