@@ -473,7 +473,7 @@ def run_flags(machine: Machine, out: Path) -> list[str]:
     if machine.tiny:
         flags = ["--data.name", "interactions", "--data.samples", "100", "--train.epochs", "2"]
     flags += ["--device", "cuda" if machine.on_gpu else "cpu", "--log", "none", "--out", str(out)]
-    return [*flags, "--train.num_workers", "0", "--train.log_every", "1"]
+    return [*flags, "--preset", "none", "--train.num_workers", "0", "--train.log_every", "1"]
 
 
 # ---- what goes wrong
