@@ -57,7 +57,6 @@ def from_args(cls: type[C], args: Sequence[str], words: Sequence[str] = ()) -> C
     tree = {} if config is None else _named(cls, read_yaml(config_file(str(config))))
     if flags.get("resume"):
         tree = _resumed(flags, tree, config is not None)
-        flags = _moved(flags, tree)
     return _overlay(cls, tree, flags)
 
 
@@ -113,7 +112,6 @@ def from_settings(
     tree, settings = _paths_as_text(tree), _in_sections(cls, _paths_as_text(settings))
     if settings.get("resume"):
         tree = _resumed(settings, tree, config is not None)
-        settings = _moved(_named(cls, settings), tree)
     return _overlay(cls, tree, settings)
 
 
@@ -175,10 +173,12 @@ def _with_words(cls: type, tree: Mapping[str, Any]) -> Tree:
 
 
 def _overlay(cls: type[C], tree: Mapping[str, Any], settings: Mapping[str, Any]) -> C:
-    tree, settings = _with_words(cls, tree), _with_words(cls, settings)
+    tree, settings = (_named(cls, _with_words(cls, x)) for x in (tree, settings))
+    if settings.get("resume"):
+        settings = _moved(settings, tree)
     hints = hints_of(cls)  # type: ignore[arg-type]
     sections = [setting.name for setting in fields(cls) if is_dataclass(hints[setting.name])]  # type: ignore[arg-type]
-    return from_tree(cls, merge(_named(cls, tree), _named(cls, settings), sections))
+    return from_tree(cls, merge(tree, settings, sections))
 
 
 def from_tree(cls: type[C], tree: Mapping[str, Any]) -> C:

@@ -200,8 +200,8 @@ class RunConfig:
     targets: dict[str, Tree] = option({}, "column -> objective, for several targets")
     preset: Literal["none", "fast", "good", "best"] = option(
         "good",
-        "choose encoders, how long and how to train by what is there; none = the defaults of all"
-        " other settings",
+        "choose encoders, how long and how to train by what is there: fast | good | best; none ="
+        " the defaults of all other settings",
     )
     given: Tree = field(default_factory=dict, metadata=HIDDEN, compare=False)  # of the user
     optim: OptimConfig = field(default_factory=OptimConfig)

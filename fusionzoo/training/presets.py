@@ -147,12 +147,12 @@ def choose(
         train["batch_size"] = batch_size
     steps = max(1, math.ceil(there.rows / batch_size))
     epochs = min(length.most, max(length.fewest, math.ceil(length.steps / steps)))
-    how_long = how_long or {}
-    wanted = {"epochs": epochs, **how_long}
-    if "max_steps" in wanted and "epochs" not in how_long:
-        wanted["epochs"] = math.ceil(wanted["max_steps"] / steps)
+    max_steps = (how_long or {}).get("max_steps", math.inf)
+    if max_steps < math.inf:
+        epochs = math.ceil(max_steps / steps)
+    epochs = (how_long or {}).get("epochs", epochs)
     train |= {
-        "epochs": wanted["epochs"],
+        "epochs": epochs,
         "patience": length.patience,
         "time_limit": length.time_limit,
         "refit": length.refit and there.rows <= FEW,
@@ -171,29 +171,31 @@ def choose(
         fusion = {"fusion": {"name": "late_mean", "project": False}}
         train["unimodal"] = False
         reasons["fusion"] = "one modality: a linear head, as there is nothing to fuse"
-    planned = min(steps * wanted["epochs"], wanted.get("max_steps", math.inf))
-    optim, why = _rates(there, encoders, planned if is_light else math.inf)
+    small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
+    planned = min(steps * epochs, max_steps) if is_light else math.inf
+    optim, why = _rates(there.kinds, trained, small, planned)
     settings = {"encoders": encoders, "train": train, "optim": optim, **fusion}
     return PresetChoice(settings, {**reasons, **why})
 
 
 def _rates(
-    there: PresetInputs, encoders: Mapping[str, Tree], steps: float
+    kinds: Mapping[str, str], trained: Sequence[str], small: Sequence[str], steps: float
 ) -> tuple[Tree, dict[str, str]]:
-    """Return learning rates for so many steps, and the reason for each."""
+    """Return learning rates for so many steps, and the reason for each.
+
+    `trained` are the modalities whose upper layers learn, `small` those of small images.
+    """
     optim: Tree = {}
     reasons = {}
     if steps < FEW_STEPS:
         optim["lr"] = OptimConfig().lr * min(4.0, FEW_STEPS / steps)
         reasons["optim.lr"] = f"only {steps:.0f} steps"
-    trained = [x for x, encoder in encoders.items() if "but" in encoder.get("freeze", "")]
-    small = [x for x, side in there.sides.items() if x in encoders and side <= SMALL_SIDE]
     if trained or small:
-        optim["modality_lr"] = {x: RATES[there.kinds[x]] for x in trained}
+        optim["modality_lr"] = {x: RATES[kinds[x]] for x in trained}
         optim["modality_lr"] |= dict.fromkeys(small, SMALL_RATE)
         reasons["optim.modality_lr"] = "by what was trained before"
     if trained:
-        optim["layer_decay"] = {x: LAYER_DECAY[there.kinds[x]] for x in trained}
+        optim["layer_decay"] = {x: LAYER_DECAY[kinds[x]] for x in trained}
         reasons["optim.layer_decay"] = "lower layers move less than upper ones"
     return optim, reasons
 
@@ -383,10 +385,9 @@ def _fitting(chosen: Tree, given: Tree) -> Tree:
     if "name" in optim:
         settings["optim"].pop("lr", None)  # of AdamW
     for key in {*KEYED} & settings["optim"].keys():  # of upper layers, unless the user froze others
-        rates = {x: y for x, y in settings["optim"][key].items() if x not in is_replaced}
-        settings["optim"] = {**settings["optim"], key: rates}
-        if not rates:
-            del settings["optim"][key]
+        rates = settings["optim"].pop(key)
+        if kept := {x: y for x, y in rates.items() if x not in is_replaced}:
+            settings["optim"][key] = kept
     return settings
 
 
