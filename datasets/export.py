@@ -56,6 +56,7 @@ def write_manifest(dataset: Samples, path: Path, embed: bool) -> dict[str, Any]:
         **({} if suffix == ".parquet" else {"na": ()}),  # a cell `NA` is the text NA
         **_modality_settings(dataset.modalities),
         **({} if scheme is None else {"targets": {target.name: target.kind for target in scheme}}),
+        **({} if dataset.positive is None else {"positive": dataset.positive}),
         **({} if dataset.weight_column is None else {"weight_column": dataset.weight_column}),
         **({"frames": dataset.frames} if is_cut else {}),
         **({"allow_outside": True} if writer.outside else {}),

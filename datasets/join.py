@@ -456,6 +456,7 @@ def join_arguments(
             sources, origins, rule, joined, columns, num_rows - len(joined.ids)
         ),
         "weight_column": weight,
+        "positive": next((x.positive for x in sources.values() if x.positive is not None), None),
     }
 
 

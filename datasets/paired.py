@@ -26,7 +26,7 @@ from fusionzoo.errors import (
     value_named,
 )
 from fusionzoo.structures import Sample
-from fusionzoo.targets import Target
+from fusionzoo.targets import OneOf, Target, label_word
 
 from .amputation import Mechanism, amputated, drop_values
 from .export import write_manifest
@@ -70,7 +70,9 @@ from .tables.table import (
     NOT_FILES,
     Samples,
     check_modalities,
+    check_positive,
     find_classes,
+    positive_last,
     presence,
     read_labels,
     read_weights,
@@ -114,6 +116,8 @@ class PairedDataset(Dataset[Sample | None]):
     `sample_rate` is that of audio in arrays, in Hz; `frames` are the images taken of a video, by
     default `audio.FRAMES`.
 
+    `positive` is the second of two classes, for what is measured or answered by a threshold.
+
     `weight_column` names a column of the table that says how much each sample counts in losses and
     metrics, as scikit-learn's `sample_weight`: finite numbers of at least 0.
     """
@@ -131,6 +135,7 @@ class PairedDataset(Dataset[Sample | None]):
         image_range: Ranges = None,
         encoders: Mapping[str, Mapping[str, Any]] | None = None,
         targets: Mapping[str, str] | None = None,
+        positive: str | bool | int | None = None,
         paths: Sequence[str] = (),
         allow_outside: bool = False,
         provenance: Provenance | None = None,
@@ -160,10 +165,15 @@ class PairedDataset(Dataset[Sample | None]):
             targets = {}  # the audit reads the column `target` itself
         self.scheme: tuple[Target, ...] | None = None  # of label columns; None: column `target`
         self.label_values = torch.zeros(len(table), 0)  # of label columns, float32 (N, W)
+        self.positive = None if positive is None else label_word(positive)
         if targets is None:
             self._find_classes()
         else:
             self._read_labels(targets)
+        if self.positive is not None:
+            scheme: Sequence[Target] = self.scheme or ()
+            of_columns = [x.classes for x in scheme if isinstance(x, OneOf)]
+            check_positive(self.positive, of_columns or [self.classes], self.source)
         self.weight_column = None if is_collecting() else weight_column
         self.weight_values = torch.zeros(len(self.table))  # of the column, float32 (rows,)
         if self.weight_column is not None:
@@ -703,7 +713,8 @@ class PairedDataset(Dataset[Sample | None]):
 
     def _find_classes(self) -> None:
         missing = self.provenance.missing_labels.get("target", "")
-        self.classes = find_classes(self.table, self.where, missing, objective_hint)
+        classes = find_classes(self.table, self.where, missing, objective_hint)
+        self.classes = positive_last(classes, self.positive)
         self.class_indices = {label: index for index, label in enumerate(self.classes)}
 
     def _read_labels(self, targets: Mapping[str, str]) -> None:
@@ -714,6 +725,7 @@ class PairedDataset(Dataset[Sample | None]):
             list(self.modalities),
             where=self.where,
             missing=self.provenance.missing_labels,
+            positive=self.positive,
         )
         self.classes, (self.scheme, self.label_values) = [], labels
 

@@ -2,7 +2,8 @@
 
 Five folds, one seed, no tuning, each model trained anew on train and validation. A command that
 is stopped goes on where it was. The report is kept in results/zoo/<set>, and results/zoo.csv has a
-row for each fusion and baseline of every set; `python docs/make.py` then puts them on the cards.
+row for each fusion and baseline of every set; results/benchmark/zoo ranks the fusions over
+all sets. `python docs/make.py` then puts the figures on the cards.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from fusionzoo.benchmark.candidates import LOGISTIC
 
 ROOT = Path(__file__).parents[1]
-KEPT, TABLE = ROOT / "results" / "zoo", ROOT / "results" / "zoo.csv"
+RESULTS = ROOT / "results"
+KEPT, TABLE, RANKS = RESULTS / "zoo", RESULTS / "zoo.csv", RESULTS / "benchmark" / "zoo"
 SETTINGS = ("--fusions", "all", "--folds", "5", "--seeds", "1", "--tune", "0")
 SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
 FILES = ("summary.json", "costs.csv", "config.yaml")
@@ -29,10 +31,10 @@ COLUMNS = ("set", "candidate", "kind", "accuracy", *FIGURES, *GAIN, "over_linear
 
 
 def main() -> None:
-    """Run one benchmark, keep its report, write the table of all."""
+    """Run one benchmark, keep its report, write the table of all, and their ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "set", nargs="?", help="a file in configs/benchmarks; none: the table alone"
+        "set", nargs="?", help="a file in configs/benchmarks; none: the tables alone"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "report" / "zoo")
     parsed = parser.parse_args()
@@ -45,6 +47,9 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(row for folder in sorted(KEPT.iterdir()) for row in rows(folder))
+    reports = ",".join(str(folder.relative_to(ROOT)) for folder in sorted(KEPT.iterdir()))
+    command = [sys.executable, "benchmark.py", "--combine", reports, "--out", str(RANKS)]
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def keep(report: Path, folder: Path) -> None:

@@ -191,7 +191,7 @@ def test_the_final_table_shows_it_and_names_what_falls_short() -> None:
     tasks = plain_tasks()
     where = {name: {"samples": 9, "of": 9, "unimodal": x} for name, x in alone.items()}
     results = {"test": figures, "unimodal": alone, "given_only": given_only, "where_present": where}
-    _, rows = result_rows(tasks, "gmu", results)
+    _, rows = result_rows(tasks, "fusion: gmu", results)
     assert [row[:2] for row in rows] == [
         ("image alone", "0.620"),
         ("text alone", "0.500"),

@@ -160,7 +160,7 @@ def test_the_verdict_is_the_one_in_results() -> None:
     measured = (ROOT / "results" / "benchmark" / "stamps_seven" / "table.md").read_text()
     [verdict] = re.findall(r"^> (.*) \[\.\.\.\]$", PAGES["benchmark.md"], flags=re.MULTILINE)
     assert measured.startswith(verdict)
-    shown = re.search(r"gains (\S+) points \((.*?)\) .* \((\S+), (.*?)\):", README)
+    shown = re.search(r"gains (\S+) points \((.*?)\) .*, and (\S+) \((.*?)\) over ", README)
     assert shown
     gain, interval, difference, its_interval = shown.groups()
     assert f"+{gain} points (95 % interval {interval}) over text alone" in measured

@@ -26,7 +26,7 @@ from .spec import DataSpec
 SHARED_BY_FILES = (  # what describes columns rather than a file, and so holds for another one
     *("columns", "kinds", "group_column", "decimal", "na", "label_separator"),
     *("weight_column", "paths", "join", "on", "how", "frames", "sample_rate", "fields", "header"),
-    "image_range",
+    *("image_range", "positive"),
 )
 PERCENT = "%"
 AS_TRAINED = "columns as the model was trained"  # how the note of what is read begins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ LEFT_OUT = (ID, EMPTY, CONSTANT, OTHER, NONE)
 FEW_EACH = 10  # samples per integer on average, below which they may be quantities
 SEPARATORS = (";", ",", "|", "/")
 MANY_CATEGORIES = 50  # said above this
+MANY_PHRASES = 20  # different cells of several words, above which they may be meant as texts
 NEARLY_ALL = 0.9  # of the cells: so many different ones make codes an id
 FREE_TEXT_WORDS = 3.0  # on average, from which on cells are sentences
 MAX_UNIT = 8  # characters
@@ -278,15 +280,20 @@ def _of_text(name: str, cells: Cells) -> ColumnFinding:
         return ColumnFinding(
             name, ID, f"{len(distinct):,} different, such as {_shown(distinct[0])}"
         )
-    return _category(name, cells)
+    return _category(name, cells, num_words)
 
 
-def _category(name: str, cells: Cells) -> ColumnFinding:
+def _category(name: str, cells: Cells, num_words: float = 1.0) -> ColumnFinding:
     most, count = cells.counts.most_common(1)[0]
     about = f"{len(cells.counts):,}, most often {_shown(most)} ({count:,})" + _gaps(cells)
     warning = ""
     if len(cells.counts) > MANY_CATEGORIES:
         warning = f"{len(cells.counts):,} categories, of which rare ones teach little"
+    elif len(cells.counts) > MANY_PHRASES and num_words >= FREE_TEXT_WORDS:
+        warning = (
+            f"{len(cells.counts)} categories of {num_words:.0f} words on average:"
+            f" --data.kinds.{shlex.quote(name)} text reads the words"
+        )
     return ColumnFinding(name, CATEGORY, about, warning=warning)
 
 

@@ -273,6 +273,7 @@ def open_table(
         on_error=shared.on_error,
         max_errors=shared.max_errors,
         targets=settings.targets,
+        positive=settings.positive,
         paths=word_list(settings.paths),
         allow_outside=settings.allow_outside,
         provenance=expanded.provenance,

@@ -36,6 +36,8 @@ class TableSettings:
             none to leave it out
         shares: of train, val and test in splits by hash or time
         targets: label columns and what they hold, `{"age": "regression"}`; train.py sets it
+        positive: of two classes, the label that sensitivity, specificity, AUROC and thresholds are
+            about; the second in sorted order
         paths: modalities of text whose cells are paths of files
         allow_outside: whether paths may leave the file's folder, links resolved
         group_column: groups that splits and folds keep together, instead of `group`; `id` for none
@@ -72,6 +74,7 @@ class TableSettings:
     kinds: Mapping[str, str] | None = None
     shares: Sequence[float] = SHARES
     targets: Mapping[str, str] | None = None
+    positive: str | bool | int | None = None
     paths: str | Sequence[str] = ()
     allow_outside: bool = False
     group_column: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from fusionzoo.errors import FusionZooError, check_known, located
 from fusionzoo.structures import KINDS
-from fusionzoo.targets import Target, kind_of, sorted_words
+from fusionzoo.targets import OneOf, Target, kind_of, sorted_words
 
 from ..media.ranges import Ranges
 from .arrow import ArrowColumn, first_true, read_each
@@ -59,6 +60,7 @@ def read_labels(
     *,
     where: Callable[[int], str],
     missing: Mapping[str, str],
+    positive: str | None = None,
 ) -> tuple[tuple[Target, ...], Tensor]:
     """Read the label columns in `kinds`: return their targets and the labels, float32 (N, W).
 
@@ -72,14 +74,21 @@ def read_labels(
     for name, kind in kinds.items():
         others = [x for x in table.column_names if x not in (*NO_LABELS, *modalities)]
         check_known(name, others, f"{source} has no column {name!r} of labels")
-        target, column = _read_column(table, name, kind, source, where, missing.get(name, ""))
+        words = missing.get(name, "")
+        target, column = _read_column(table, name, kind, source, where, words, positive)
         targets.append(target)
         values.append(column)
     return tuple(targets), torch.cat(values, dim=1)
 
 
 def _read_column(
-    table: pa.Table, name: str, kind: str, source: str, where: Callable[[int], str], missing: str
+    table: pa.Table,
+    name: str,
+    kind: str,
+    source: str,
+    where: Callable[[int], str],
+    missing: str,
+    positive: str | None,
 ) -> tuple[Target, Tensor]:
     import torch
 
@@ -98,8 +107,30 @@ def _read_column(
     read_each(cells, kind_of(kind).check, place)
     with located(f"{source}, column {name!r}"):
         target = kind_of(kind).learn(name, [cell for cell in train or cells if cell is not None])
+    if isinstance(target, OneOf):
+        target = replace(target, classes=tuple(positive_last(target.classes, positive)))
     values = read_each(cells, target.encode, place, [float("nan")] * target.columns)
     return target, torch.tensor(values, dtype=torch.float32)
+
+
+def positive_last(classes: Sequence[str], positive: str | None) -> list[str]:
+    """Return classes in the order in which `positive` is the second of two; others as they are."""
+    if positive is None or len(classes) != 2 or positive not in classes:
+        return list(classes)
+    return [*(x for x in classes if x != positive), positive]
+
+
+def check_positive(positive: str, targets: Sequence[Sequence[str]], source: str) -> None:
+    """Raise an error if there are classes of targets, but no two of which this is one.
+
+    Rows of a single class are those that a model is asked about.
+    """
+    if all(len(classes) < 2 for classes in targets):
+        return
+    pairs = [label for classes in targets if len(classes) == 2 for label in classes]
+    if not pairs:
+        raise FusionZooError(f"{source}: --data.positive goes with a target of two classes")
+    check_known(positive, pairs, f"{source} has no label {positive!r} (--data.positive)")
 
 
 def read_weights(table: pa.Table, name: str, where: Callable[[int], str]) -> Tensor:
@@ -174,6 +205,7 @@ class Samples(Protocol):
     classes: list[str]
     label_values: Tensor
     weight_column: str | None
+    positive: str | None
     edits: tuple[Callable[..., Any], ...]
 
     def __len__(self) -> int: ...

@@ -13,7 +13,7 @@ from .flags import Tree
 TABLE_WORDS = (  # settings of one's own table that need no `data.`; those of a run have other names
     *("columns", "kinds", "shares", "paths", "allow_outside", "group", "group_column"),
     *("time_column", "val_share", "delimiter", "header", "encoding", "sheet", "decimal", "na"),
-    *("weight_column", "drop_empty", "label_separator"),
+    *("weight_column", "drop_empty", "label_separator", "positive"),
     *("fields", "join", "on", "how", "arrays", "sample_rate"),
     *("frames", "on_error", "max_errors", "modalities", "missing", "missing_mechanism"),
     "base",
@@ -24,9 +24,7 @@ OBJECTIVE_WORDS = (  # settings of fusionzoo's objectives, which need no `object
 WORDS = {"data": TABLE_WORDS, "objective": OBJECTIVE_WORDS}  # component -> what needs no section
 TARGET = "label column of one's own table, or several: a,b; what they hold is found out"
 PLUGINS = "files or modules with components of your own, `my_fusion.py`: docs/plugins.md"
-THRESHOLD = (
-    "of two classes: the positive one, the second, is answered from this probability on, 0.3"
-)
+THRESHOLD = "of two classes: the positive one is answered from this probability on, 0.3"
 THRESHOLDS = (
     "label, or `tags.sea`, -> probability above which it is answered; of others the learnt one, or"
     " 0.5"

@@ -30,7 +30,7 @@ CONTENTS = "contents"  # what the hashes are of, if the ids were the rows' numbe
 SPLITS = ("train", "val")  # validation chooses the epoch, so its samples are no longer new either
 NO_PATHS = (  # settings whose words are those of the table: a name, a sign, a word for a gap
     *("columns", "kinds", "na", "label_separator", "delimiter", "decimal", "group_column"),
-    *("weight_column", "time_column", "on", "fields", "sheet"),
+    *("weight_column", "time_column", "on", "fields", "sheet", "positive"),
 )
 
 

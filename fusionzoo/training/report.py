@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FUSION = "fusion"  # its curve
+SHORT = 24  # characters of an encoder's name in the final table; of longer ones its library stands
+FUSED, TRAINED = "fusion: ", "trained: "  # before the name of a model of several modalities, of one
 Curves = dict[str, list[Any]]  # what is drawn -> a value per epoch, None where there is none
 
 
@@ -263,7 +265,7 @@ def write_results(
         },
         "environment": environment(tracker.world),
     }
-    header, rows = result_rows(tasks, trainer.cfg.fusion["name"], results)
+    header, rows = result_rows(tasks, _model_line(trainer), results)
     names = [name for name, _ in tasks.shown if name in shared]
     results["table"] = {"header": header, "rows": rows, "metrics": names}
     if tracker.world.main:
@@ -368,11 +370,19 @@ def report_failures(dataset: PairedDataset, tracker: Tracker) -> None:
         tracker.say(f"warning: {len(failed)} values could not be decoded: {examples} ...")
 
 
+def _model_line(trainer: Trainer) -> str:
+    """Return what the final table calls the model: where nothing is fused, by its encoder."""
+    encoders = [str(encoder.spec["name"]) for _, encoder in trainer.module.model.named_encoders()]
+    if len(encoders) > 1:
+        return f"{FUSED}{trainer.cfg.fusion['name']}"
+    return f"{TRAINED}{encoders[0] if len(encoders[0]) <= SHORT else encoders[0].partition('/')[0]}"
+
+
 def result_rows(
-    tasks: Tasks, fusion: str, results: Mapping[str, Any]
+    tasks: Tasks, model: str, results: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of the final table: each modality's own head, the fusion given each
-    modality only, the fusion given all, its gain.
+    modality only, the model given all, its gain.
 
     What some samples lack is measured among those that have it, and the line says how many."""
     test, unimodal = results["test"], results["unimodal"]
@@ -388,7 +398,7 @@ def result_rows(
                 lines[f"{alone(name)}{among}"] = present["unimodal"]
         lines[f"fusion given {name} only{among}"] = metrics
     lines |= results.get(FLOORS, {})
-    lines |= {f"fusion: {fusion}": test}
+    lines |= {model: test}
     lines |= {f"seed {x['seed']} alone": x["test"] for x in results.get("seeds", ())}
     rows = [
         (line, *(f"{metrics[name]:.3f}" for name, _ in shown)) for line, metrics in lines.items()

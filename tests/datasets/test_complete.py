@@ -230,6 +230,14 @@ def test_the_settings_are_explicit_and_a_leak_is_said() -> None:
     assert again.settings == done.settings
 
 
+def test_many_phrases_that_are_read_as_categories_are_said() -> None:
+    phrases = [f"chest pain since {n} days" for n in range(30)] * 4
+    frame = pd.DataFrame({"a note": phrases, "site": ["of the north", "south"] * 60})
+    notes = complete({"name": "manifest", "root": frame.assign(y=range(120))}, "y").notes
+    wanted = "has 30 categories of 5 words on average: --data.kinds.'a note' text reads the words"
+    assert [x for x in notes if "categories" in x] == [f"column 'a note' {wanted}"]
+
+
 def test_a_kind_of_the_users_is_taken_and_none_leaves_a_column_out() -> None:
     kinds = {"Kopie": "none", "Gewicht": "category"}
     done = complete({"name": "manifest", "root": table(), "kinds": kinds}, "Klasse")

@@ -65,6 +65,13 @@ def test_one_picture_belongs_to_many_reviews() -> None:
     assert data.column("price")[4:8] == ["3", "3", "4.5", "4.5"]
 
 
+def test_the_positive_class_is_that_of_the_source_with_the_labels() -> None:
+    sources = {"item": fz.create_dataset(products())}
+    sources["review"] = fz.create_dataset("manifest", root=reviews(), positive="a")
+    data = PairedDataset.join(sources, on={"item": "id", "review": "product"})
+    assert data.classes == ["b", "a"]
+
+
 def test_samples_of_one_product_share_group_and_split() -> None:
     data = join(products(40), reviews(80))
     assert data.groups == [f"p{n // 2}" for n in range(80)]

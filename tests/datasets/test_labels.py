@@ -40,6 +40,38 @@ def open_csv(folder: Path, text: str = CSV, **settings: Any) -> PairedDataset:
     return create_dataset("manifest", root=str(folder / "m.csv"), **settings)
 
 
+@pytest.mark.parametrize("targets", [None, {"kind": "classification", "age": "regression"}])
+def test_the_positive_one_of_two_classes_is_the_second(targets: Any, tmp_path: Path) -> None:
+    settings = {"columns": {"target": "kind"}} if targets is None else {"targets": targets}
+    text = CSV.replace(",,,10,", ",dog,30,10,")
+
+    def classes(positive: str | None) -> list[str]:
+        data = open_csv(tmp_path, text, positive=positive, **settings)
+        copy = data.to_manifest(tmp_path / "copy.csv")
+        for written in (data, create_dataset(**copy)):
+            sample, of_dog = written[0], written[1]
+            assert sample is not None and of_dog is not None
+            names = written.classes or list(written.scheme[0].classes)
+            places = [x.target if targets is None else x.target[0] for x in (sample, of_dog)]
+            assert [names[int(place)] for place in places] == ["cat", "dog"]
+        return names
+
+    assert classes(None) == classes("dog") == ["cat", "dog"]
+    assert classes("cat") == ["dog", "cat"]
+    with pytest.raises(FusionZooError, match=r"no label .cta..*Did you mean .cat."):
+        classes("cta")
+
+
+def test_a_positive_class_of_three_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FusionZooError, match="goes with a target of two classes"):
+        open_csv(
+            tmp_path,
+            CSV.replace(",,,10,", ",cow,,10,").replace("three,cat", "three,cow"),
+            columns={"target": "kind"},
+            positive="cow",
+        )
+
+
 def test_each_kind_of_column_becomes_numbers(tmp_path: Path) -> None:
     data = open_csv(tmp_path, targets=KIND_OF)
     assert data.classes == []

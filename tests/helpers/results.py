@@ -150,13 +150,9 @@ TABLES = (
         tuple(f"results/benchmark/{name}/summary.json" for name in (*REPORTS, "stamps_attention")),
     ),
     Table(
-        "benchmark/all",
-        f"python benchmark.py --combine '[{', '.join(f'results/benchmark/{x}' for x in REPORTS)}]'"
-        " --out results/benchmark/all",
-        (
-            "fusionzoo/benchmark/report/combine.py",
-            *(f"results/benchmark/{name}/summary.json" for name in REPORTS),
-        ),
+        "benchmark/zoo",
+        "python perf/zoo.py",
+        ("fusionzoo/benchmark/report/combine.py", "results/zoo"),
     ),
 )
 

@@ -358,22 +358,23 @@ def test_each_objective_learns_reports_and_predicts(
         assert sum(low.probabilities.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("positive", "named"), [("up", ()), ("down", ("--positive", "down"))])
 def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    positive: str, named: tuple[str, ...], data: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    settings = ["--data.columns.target", "kind", "--train.epochs", "1"]
+    settings = ["--data.columns.target", "kind", "--train.epochs", "1", *named]
     assert train(flags(data, tmp_path / "run", *settings)) == 0
     title, *lines = capsys.readouterr().out.partition("Test split")[2].splitlines()
-    assert title.endswith(", positive: up")
+    assert title.endswith(f", positive: {positive}")
     assert "AUROC" in lines[1] and len(lines[1]) <= 80
     results = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert results["positive"] == "up"
+    assert results["positive"] == positive
     curves = {"auroc", "average_precision"}
     assert curves | {"sensitivity", "specificity"} <= results["val"].keys()
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert not curves & last["val"].keys()  # of 10 classes they would take 3 % of a short epoch
     found = fusionzoo.evaluate(str(tmp_path / "run"))
-    assert found["positive"] == "up"
+    assert found["positive"] == positive
     assert found["auroc"] == pytest.approx(results["test"]["auroc"], abs=1e-6)
     assert found["unimodal"]["a"].keys() >= curves
     assert found["intervals"].keys() == {"auroc", "sensitivity", "specificity"}
@@ -382,16 +383,16 @@ def test_two_classes_have_their_auroc_in_the_table_which_says_the_positive_one(
         assert 0 <= bounds["low"] <= bounds["mean"] <= bounds["high"] <= 1
         assert bounds["low"] < bounds["high"]
     early = fusionzoo.evaluate(str(tmp_path / "run"), threshold=0.2)
-    assert early["thresholds"] == {"up": 0.2}
+    assert early["thresholds"] == {positive: 0.2}
     assert early["intervals"]["sensitivity"]["mean"] == early["sensitivity"]
     assert [early[x] for x in ("loss", "auroc")] == pytest.approx([found["loss"], found["auroc"]])
     rows = fusionzoo.predict(str(tmp_path / "run"), str(data), split="test", threshold=0.2)
     truth = {row["id"]: row["kind"] for row in map(json.loads, data.read_text().splitlines())}
-    labels = [x["label"] for x in rows.to_pylist() if truth[x["id"]] == "up"]
-    assert early["sensitivity"] == pytest.approx(labels.count("up") / len(labels))
-    assert labels == [
-        "up" if x["p_up"] >= 0.2 else "down" for x in rows.to_pylist() if truth[x["id"]] == "up"
-    ]
+    having = [x for x in rows.to_pylist() if truth[x["id"]] == positive]
+    labels = [x["label"] for x in having]
+    assert early["sensitivity"] == pytest.approx(labels.count(positive) / len(labels))
+    [other] = {"up", "down"} - {positive}
+    assert labels == [positive if x[f"p_{positive}"] >= 0.2 else other for x in having]
 
 
 SEVERAL = ["--targets.kind.name", "classification", "--targets.kind.label_smoothing", "0.05"]

@@ -23,7 +23,7 @@ from fusionzoo.model.trained_on import count_seen
 from fusionzoo.structures import Labels, Prediction
 from fusionzoo.targets import Number
 from fusionzoo.training.gain import GAIN
-from fusionzoo.training.report import FUSION, Run
+from fusionzoo.training.report import FUSED, FUSION, TRAINED, Run
 
 from .mistakes import (
     SplitAnswers,
@@ -76,8 +76,8 @@ def verdict(run: Run, model: FusionModel) -> str:
     if not header[1:]:
         return "This run has no figures of its test split."
     known = None if model.trained_on is None else model.trained_on.results
-    fusion = next(row for row in reversed(rows) if row[0].startswith("fusion: "))
-    text = f"{fusion[0].removeprefix('fusion: ')}: {header[1]} {fusion[1]}"
+    fused = next(row for row in reversed(rows) if row[0].startswith((FUSED, TRAINED)))
+    text = f"{fused[0].partition(': ')[2]}: {header[1]} {fused[1]}"
     if known is not None:
         interval = known.rows[0].metrics.get(run.metrics["table"]["metrics"][0], [])[1:]
         text += f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
