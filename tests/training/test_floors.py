@@ -56,7 +56,7 @@ def test_the_linear_floor_is_a_ridge_regression_on_train_and_validation(
     assert floors["linear on everything"]["r2"] == pytest.approx(wanted, abs=2e-3)
     assert [*floors] == ["linear on everything", "boosted trees on everything"]
     printed = capsys.readouterr().out
-    assert "linear on everything" in printed
+    assert "linear on everything" in printed and "trained: tabular/tabm" in printed
     assert "Better here than the trained model: linear on everything (+" in printed
 
 
