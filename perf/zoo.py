@@ -20,7 +20,7 @@ from fusionzoo.benchmark.candidates import LOGISTIC
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-KEPT, TABLE, RANKS = RESULTS / "zoo", RESULTS / "zoo.csv", RESULTS / "benchmark" / "zoo"
+KEPT, TABLE, RANKS = RESULTS / "zoo", RESULTS / "zoo.csv", RESULTS / "benchmark/zoo"
 SETTINGS = ("--fusions", "all", "--folds", "5", "--seeds", "1", "--tune", "0")
 SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
 FILES = ("summary.json", "costs.csv", "config.yaml")
