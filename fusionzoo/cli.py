@@ -244,7 +244,7 @@ def _list_measured(data: str, names: Container[str]) -> None:
             f"{100 * x['gain_difference']:+.1f}",
             f"{100 * x['over_linear']:+.1f}",
             "-" if x["missing_area"] is None else f"{x['missing_area']:.3f}",
-            f"{x['seconds']:.1f}",
+            "-" if x["seconds"] is None else f"{x['seconds']:.1f}",
         )
         for name, x in measured(data).items()
         if name in names

@@ -36,16 +36,17 @@ def test_the_table_says_what_the_stored_report_says(data: str, zoo: dict[str, An
     assert accuracies == sorted(accuracies, reverse=True)
 
 
-def test_the_zoo_is_listed_by_a_data_set(capsys: pytest.CaptureFixture[str]) -> None:
-    names = fz.list_fusions("m*", by=SETS[0])
+@pytest.mark.parametrize("data", SETS)
+def test_the_zoo_is_listed_by_a_data_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = fz.list_fusions("m*", by=data)
     assert 1 < len(names) < 59
-    assert main(["zoo", "list", "m*", "--by", SETS[0]]) == 0
+    assert main(["zoo", "list", "m*", "--by", data]) == 0
     shown = capsys.readouterr().out
     places = [shown.index(f" {name} ") for name in names]
     assert places == sorted(places)
     assert main(["zoo", "info", names[0]]) == 0
-    accuracy = f"{measured(SETS[0])[names[0]]['accuracy']:.3f}"
-    assert f"measured on {SETS[0]}: accuracy {accuracy} (" in capsys.readouterr().out
+    accuracy = f"{measured(data)[names[0]]['accuracy']:.3f}"
+    assert f"measured on {data}: accuracy {accuracy} (" in capsys.readouterr().out
 
 
 def test_a_set_on_which_nothing_was_measured_is_named() -> None:
