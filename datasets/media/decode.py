@@ -88,6 +88,9 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "DIB", "TIFF", "WEBP")
 SVG_STARTS = (b"<svg ", b"<?xml", b"<!DOCTYPE svg")
 SAMPLE_FORMAT, SIGNED, BITS = 339, 2, 258  # of TIFF
 PNG = b"\x89PNG\r\n\x1a\n"
+JPEG = b"\xff\xd8\xff"
+FRAMES = (0xC0, 0xC1, 0xC2)  # of JPEG: they hold the size
+PLAIN = {0xC4, 0xDB, 0xDD, 0xE0, *range(0xE2, 0xF0), 0xFE}  # all but APP1, of EXIF and XMP
 
 
 def render(data: bytes, path: str) -> bytes:
@@ -217,9 +220,12 @@ def decode_image(source: Any, image_range: Range | None = None) -> Tensor:
     path, data = _read(source, "image file")
     is_drawing = path.lower().endswith(".svg") or data.lstrip().startswith(SVG_STARTS)
     data = render(data, path) if is_drawing else data
+    if size := _plain_jpeg_size(data):
+        check_image(*size, path)
+        return _decode_jpeg(data, path)
     with _pillow_warnings_named(path):
         image = _open(data, path)  # its header; the pixels of a JPEG torchvision decodes faster
-        if not data.startswith(b"\xff\xd8\xff"):
+        if not data.startswith(JPEG):
             return _load(image, path, image_range)
         orientation = _orientation(image, path)
     return _turned(_decode_jpeg(data, path), orientation)
@@ -267,6 +273,22 @@ def _stderr_named(path: str) -> Iterator[None]:
 def _memory_file(process: int) -> int:
     """Return a file in memory, for each process its own: after a fork they share positions."""
     return os.memfd_create("stderr")
+
+
+def _plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG without EXIF or XMP; None leaves the header to Pillow.
+
+    Pillow takes 60 us to read a header, a tenth of the time of decoding 256 x 256 pixels.
+    """
+    position = 2 if data.startswith(JPEG) else len(data)
+    while position + 9 <= len(data) and data[position] == 0xFF:
+        marker, segment = data[position + 1], data[position + 2 : position + 9]
+        if marker in FRAMES:  # length, bits, height, width
+            return int.from_bytes(segment[5:7]), int.from_bytes(segment[3:5])
+        if marker not in PLAIN:
+            return None
+        position += 2 + int.from_bytes(segment[:2])
+    return None
 
 
 def _decode_jpeg(data: bytes, path: str) -> Tensor:

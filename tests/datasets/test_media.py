@@ -337,20 +337,32 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + whole + empty
 
 
+def jpeg_header(width: int, height: int) -> bytes:
+    """Return a JPEG that states another size than that of its pixels, behind its tables."""
+    data, size = in_jpeg(), struct.pack(">HH", *BLOCKS.shape[:2])
+    assert data.count(size) == 1
+    return data.replace(size, struct.pack(">HH", height, width))
+
+
 # Up to twice its limit Pillow only warns; a user's warnings are no errors, and the budget refuses.
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (10_000, 9_000), (1, 2**31 - 1)])
+@pytest.mark.parametrize("header", [png_header, jpeg_header])
+@pytest.mark.parametrize(("width", "height"), [(30_000, 30_000), (10_000, 9_000), (1, 65_535)])
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
-    width: int, height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    header: Callable[[int, int], bytes],
+    width: int,
+    height: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def decode_nothing(*_: object) -> None:
         raise AssertionError("it was decoded")
 
     monkeypatch.setattr("fusionzoo.datasets.media.decode._decode_jpeg", decode_nothing)
-    path = tmp_path / "huge.png"
-    path.write_bytes(png_header(width, height))
+    path = tmp_path / "huge.picture"
+    path.write_bytes(header(width, height))
     size = rf"({width * height} pixels|{width} x {height} pixels)"
-    with pytest.raises(FusionZooError, match=rf"huge\.png .*{size}"):
+    with pytest.raises(FusionZooError, match=rf"huge\.picture .*{size}"):
         decode_image(path)
 
 
