@@ -170,8 +170,12 @@ def mixed() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-MADE = {"interactions": interactions, "fortunes": fortunes, "digits_png": digits_png}
-MADE["mixed"] = mixed
+MADE = {
+    "interactions": interactions,
+    "fortunes": fortunes,
+    "digits_png": digits_png,
+    "mixed": mixed,
+}
 
 
 def with_splits(frame: pd.DataFrame, is_number: bool, seed: int) -> pd.DataFrame:
