@@ -1,9 +1,4 @@
-"""Compare fusions: `python benchmark.py --data.name digits --fusions concat,gmu,mbt --out report`.
-
-Which is better, by how much, at what cost, and did fusion help at all? The steps (data, features,
-trials, report) are `run` in fusionzoo/benchmark/api.py, which `fusionzoo.benchmark(...)` runs too.
-The same command continues an interrupted benchmark.
-"""
+"""Compare fusions, as fusionzoo/benchmark/api.py does: `python benchmark.py digits`."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ from pathlib import Path
 
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.zoo.cards import show_data_settings
 
@@ -42,29 +36,24 @@ USAGE = Usage(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; return 1 if a candidate failed, 2 after a user's mistake."""
     args = sys.argv[1:] if args is None else args
-    note = "stopped: the same command continues it"
-    return run_command(BenchmarkConfig, USAGE, args, start, interrupted=note)
+    interrupted = "stopped: the same command continues it"
+    return run_command(BenchmarkConfig, USAGE, args, start, interrupted=interrupted)
 
 
 def start(cfg: BenchmarkConfig) -> int:
     """Compare candidates, or combine finished reports; return the exit code."""
     if cfg.combine:
         from fusionzoo.benchmark.report.combine import combine
-        from fusionzoo.datasets.tables.table import word_list
 
-        return combine(word_list(cfg.combine), Path(cfg.out), pdf=cfg.figures == "pdf")
-    load_plugins(cfg.plugins)
+        return combine(cfg.combine, Path(cfg.out), pdf=cfg.figures == "pdf")
     cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
     from fusionzoo.benchmark.api import run, run_shard
-    from fusionzoo.benchmark.schedule import CTRL_C
 
     if cfg.shard:
         return run_shard(cfg, data)
     report = run(cfg, data)
     report.print()
-    if report.figures["stopped"] == CTRL_C:
-        return 130
-    return 1 if report.failed else 0
+    return report.exit_code
 
 
 if __name__ == "__main__":

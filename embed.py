@@ -1,10 +1,4 @@
-"""Write embeddings: `python embed.py --model runs/digits --split test --out emb.parquet`.
-
-One row per sample, in the order of the data: id, split, target, present_<modality>, readable,
-fused, and each modality's own vector. Without --model, of pretrained encoders alone: `--data.name
-stamps --encoders.image.name timm/resnet18 --encoders.text.name hf/... --fusion.name concat`.
-The same command goes on where a killed one stopped; under torchrun all processes share the work.
-"""
+"""Write embeddings, as fusionzoo/embeddings/run.py does: `python embed.py runs/a my.csv`."""
 
 from __future__ import annotations
 

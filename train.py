@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from fusionzoo.config import RunConfig
 from fusionzoo.config.load import Usage, run_command
-from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.machine.processes import stopping
 from fusionzoo.zoo.cards import show_data_settings
@@ -39,7 +38,6 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
 
     def start(cfg: RunConfig) -> int:
-        load_plugins(cfg.plugins)
         cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
         from fusionzoo.distributed import World, launch_or_join
         from fusionzoo.training.run import train

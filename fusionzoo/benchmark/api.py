@@ -13,12 +13,11 @@ from fusionzoo.config import BenchmarkConfig, write_yaml
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.errors import FusionZooError, keyword_errors
-from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.data import Data, configure
 from fusionzoo.machine.memory import keep_freed_memory
 
-from .bench import GOES_ON, Bench, open_bench, tuning_trials
+from .bench import CTRL_C, GOES_ON, Bench, open_bench, tuning_trials
 from .executors import OutOfTimeError, check_main_module, start_server, time_limit
 from .fit_models import obstacle
 from .prepare import prepare
@@ -71,7 +70,7 @@ def run(cfg: BenchmarkConfig, data: DataSpec | None = None) -> Report:
         except KeyboardInterrupt:  # between the stages, or where features are computed
             if answer is None:
                 raise
-            answer = answer.stopped(schedule.CTRL_C)
+            answer = answer.stopped(CTRL_C)
 
         # ---- report
         whole, figures = answer.whole, answer.shown()
@@ -102,7 +101,6 @@ def _open(cfg: BenchmarkConfig, data: DataSpec | None) -> tuple[Bench, PairedDat
     Return the benchmark, its data and the candidates.
     """
     check_main_module()
-    load_plugins(cfg.plugins)
     page.require_packages()
     if tuning_trials(cfg):
         schedule.require_optuna()

@@ -38,6 +38,7 @@ HELD_OUT = "a tenth of train held out for validation"
 VALIDATION_PARTS = 8  # of the samples that a fold does not test, one part in 8 validates
 SMALL = 5000  # samples: smaller data sets are cross-validated unless the settings say otherwise
 GOES_ON = "the same command goes on"
+CTRL_C = "Ctrl-C"  # what stopped it
 Condition = tuple[str, str, int]  # modality, corruption, severity
 Settings = dict[str, Any]  # of a fusion or of training
 Description = dict[str, Any]  # of an entry of the feature cache

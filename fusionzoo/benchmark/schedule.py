@@ -32,7 +32,7 @@ from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.tasks import OBJECTIVES
 from fusionzoo.version import __version__
 
-from .bench import Bench, Job, Settings, conditions
+from .bench import CTRL_C, Bench, Job, Settings, conditions
 from .candidates import (
     features_read,
     fusion_of,
@@ -63,7 +63,6 @@ IRRELEVANT |= {"splits", "repeats"}  # the rows of the split count
 IRRELEVANT |= {"time_limit", "jobs", "num_workers", "out", "combine", "plugins"}
 # Raised when a metric of a job is redefined: jobs of earlier versions are then run again.
 DEFINITIONS = 6
-CTRL_C = "Ctrl-C"
 STAGES = ("first seed", "other seeds", "tuning", "damaged samples")
 FIRST_SEED, OTHER_SEEDS, TUNING, DAMAGED = STAGES
 FAR = 3.0  # standard errors below the best candidate from which one is tuned last

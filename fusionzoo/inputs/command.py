@@ -17,6 +17,7 @@ from fusionzoo.datasets.sources.table_files import can_read
 from fusionzoo.datasets.tables.splits import makers_of_splits
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
+from fusionzoo.ground.plugins import load_plugins
 
 R = TypeVar("R", RunConfig, BenchmarkConfig)
 CLASSIFICATION = {"name": "classification"}
@@ -24,7 +25,8 @@ CLASSIFICATION = {"name": "classification"}
 
 def complete_run(cfg: R, data: DataSpec | None = None) -> tuple[R, DataSpec]:
     """Return `cfg` with explicit settings of the data and of what `cfg.target` holds, and the data;
-    `data` replace those that `cfg` names."""
+    `data` replace those that `cfg` names. Its plug-ins are loaded: one may hold the data set."""
+    load_plugins(cfg.plugins)
     data = data or DataSpec(settings=cfg.data)
     if data.is_complete:
         return cfg, data

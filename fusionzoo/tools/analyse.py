@@ -29,7 +29,6 @@ from fusionzoo.evaluation.pid_probes import decompose_data
 from fusionzoo.features.cache import load_features
 from fusionzoo.files import write_json
 from fusionzoo.ground.console import print_table
-from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run, required
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.zoo.cards import show_data_settings
@@ -162,7 +161,6 @@ def analyse_command(args: Sequence[str]) -> int:
 
 
 def _start(cfg: AnalyseConfig) -> int:
-    load_plugins(cfg.plugins)
     analysis = analyse(cfg)
     print_analysis(analysis)
     if cfg.json:

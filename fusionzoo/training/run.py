@@ -12,7 +12,6 @@ from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.distributed import World, from_main, wrap
 from fusionzoo.evaluation.measure import Answers
-from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import with_image_range, with_validation
@@ -46,7 +45,6 @@ from .trials import Trials
 
 def train(cfg: RunConfig, world: World, data: DataSpec | None = None) -> Run:
     """Train, test, save; a signal ends the run after a whole step (`Run.exit_code` says so)."""
-    load_plugins(cfg.plugins)
     tracker = Tracker(world)
     tracker.is_late(cfg.train.time_limit)  # raises an error if that is no time
     cfg, dataset = open_data(cfg, data, tracker)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.metrics import Metric
 from fusionzoo.evaluation.statistics import LEVEL, Ranking, rank
@@ -25,7 +26,7 @@ from .tables import booktabs, in_bold
 FEWEST = 5  # data sets from which on Friedman's chi-squared is near its distribution
 
 
-def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
+def combine(folders: str | Sequence[str], out: Path, *, pdf: bool = False) -> int:
     """Write page and tables: average ranks, Friedman's and Nemenyi's tests; `pdf`: the figure, too.
 
     Each data set is a block, ranked by the mean over seeds of its report's own metric, which its
@@ -33,7 +34,7 @@ def combine(folders: Sequence[str], out: Path, *, pdf: bool = False) -> int:
     lacks are left out and named.
     """
     require_packages()
-    reports = _read_all(folders, out)
+    reports = _read_all(word_list(folders), out)
     every = dict.fromkeys(name for _, _, scores in reports for name in scores)
     common = [name for name in every if all(name in scores for _, _, scores in reports)]
     left_out = [name for name in every if name not in common]

@@ -22,7 +22,7 @@ from fusionzoo.files import write_files
 from fusionzoo.ground.console import print_table
 from fusionzoo.html.template import Table, template
 
-from ..bench import metric_named
+from ..bench import CTRL_C, metric_named
 from ..candidates import ALONE
 from . import plots
 from .checklist import Line, checklist
@@ -358,6 +358,11 @@ class Report:
     def failed(self) -> dict[str, str]:
         """The error of each candidate that failed."""
         return dict(self.figures["failed"])
+
+    @property
+    def exit_code(self) -> int:
+        """That of the command: 130 after Ctrl-C, 1 if a candidate failed, else 0."""
+        return 130 if self.figures["stopped"] == CTRL_C else int(bool(self.failed))
 
     @property
     def page(self) -> Path:
