@@ -372,8 +372,6 @@ class EmbedConfig(ModelUse):
     amp: Literal["none", "bf16"] = option("none", "mixed precision")
     compile: bool = option(False, "torch.compile encoders and fusion")
     row_group: Count = option(4096, "rows of a part: what a killed run computes again")
-    engine: Literal["local", "ray"] = option("local", "local: this process or torchrun's; or Ray")
-    actors: Count | None = option(None, "Ray: processes with a model each; none = one per GPU")
     dist: DistConfig = field(default_factory=DistConfig)
 
 

@@ -367,31 +367,19 @@ class Extraction:
         num_workers: int,
     ) -> Extraction:
         """Resolve the settings of a model on its device and an open data set."""
-        columns = widths(model, VectorRequest.of(cfg, model))
+        wanted = VectorRequest.of(cfg, model)
+        columns = widths(model, wanted)
         data = data_identity(dataset)
         about = describe(cfg, settings, model, dataset, data, columns)
         schema = schema_of(columns, list(model.modalities), cfg.dtype, about)
         key = parts_key(about, data, cfg, model.device)
-        return cls.resolved(cfg, model, dataset, num_workers, schema, key)
-
-    @classmethod
-    def resolved(
-        cls,
-        cfg: EmbedConfig,
-        model: FusionModel,
-        dataset: PairedDataset,
-        num_workers: int,
-        schema: pa.Schema,
-        key: dict[str, str],
-    ) -> Extraction:
-        """Return an extraction whose columns and digests another process computed."""
         if cfg.compile:
             save_memory_and_compile(model, TrainConfig(compile=True))
         return cls(
             model=model,
             dataset=dataset,
             plan=ExtractionPlan(dataset.lengths(), cfg.row_group, cfg.batch_size),
-            wanted=VectorRequest.of(cfg, model),
+            wanted=wanted,
             schema=schema,
             key=key,
             num_workers=num_workers,

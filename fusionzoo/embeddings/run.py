@@ -37,23 +37,15 @@ def embed(
     out = Path(cfg.out)
     load_plugins(cfg.plugins)  # one may hold the format of the file
     check_out(out)
-    if cfg.engine == "ray" and world.size > 1:
-        raise FusionZooError("--engine ray starts its own processes: leave torchrun out")
-    objects = (model, data)
-    model, rows, settings = open_model_and_data(cfg, world, *objects)
+    model, rows, settings = open_model_and_data(cfg, world, model, data)
     parts = PartsFolder(out)
     job = Extraction.of(cfg, settings, model, rows, num_workers(cfg.num_workers, world))
     if sizes := untrained_prefixes(job.wanted, model):
         print(f"warning: the model was not trained with --matryoshka {','.join(map(str, sizes))}")
     with claimed(parts, job, cfg, world) as pending:
         with progress(job, parts, pending, world) as (advance, say):
-            if cfg.engine == "ray":
-                from .on_ray import extract_on_ray
-
-                extract_on_ray(cfg, job, pending, objects, advance)
-            else:
-                share = pending[world.rank :: world.size]
-                extract(job, parts, share, advance=advance, say=say)
+            share = pending[world.rank :: world.size]
+            extract(job, parts, share, advance=advance, say=say)
         report_failures(rows, Tracker(world))
         gather(None, world)  # wait for the others' parts
         if world.main:

@@ -685,21 +685,3 @@ def test_workers_and_processes_keep_the_order(
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * size
     check_order(tmp_path / "e.parquet", dataset, rows)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
-@pytest.mark.needs("ray")
-def test_ray_keeps_the_order(tmp_path: Path, small_model: fz.FusionModel) -> None:
-    import ray
-
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    try:
-        rows = few_rows(30)
-        dataset = SOURCES["parquet of structs"](tmp_path, rows)
-        more: dict[str, Any] = {"engine": "ray", "actors": 2, "row_group": 10}
-        cfg = settings(tmp_path / "e.parquet", dataset, **more)
-        embed(cfg, World(), small_model, DataSpec(dataset=dataset))
-        check_order(tmp_path / "e.parquet", dataset, rows)
-    finally:
-        ray.shutdown()

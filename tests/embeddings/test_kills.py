@@ -1,7 +1,4 @@
-"""Killed extractions go on and write the file of an uninterrupted one: processes, ranks.
-
-`tests/helpers/embed_kills.py --engine ray` does the same with an actor of Ray, in some minutes.
-"""
+"""Killed extractions go on and write the file of an uninterrupted one: processes, ranks."""
 
 from __future__ import annotations
 

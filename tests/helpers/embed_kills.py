@@ -3,8 +3,7 @@
 `python tests/helpers/embed_kills.py --kills 10 --rows 20000 --ranks 1`, or `--ranks 2`: one of two
 processes is killed each time, and the other is stopped, as torchrun would. The same command goes
 on, and at the end all bytes of the two files must be equal. Processes are forked, so that what is
-killed is extraction and not the import of torch. `--engine ray`: one of two actors is killed, and
-the same run goes on.
+killed is extraction and not the import of torch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -87,41 +85,12 @@ def kill_one(ranks: list[multiprocessing.Process], after: float, draw: random.Ra
     return was_running
 
 
-def actors() -> list[int]:
-    """Return the Ray actors that work in this folder."""
-    pids = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            is_actor = (process / "cmdline").read_bytes().startswith(b"ray::MapWorker")
-            if is_actor and (process / "cwd").readlink() == Path.cwd():
-                pids.append(int(process.name))
-    return pids
-
-
-def run_on_ray(parts: Path, args: list[str], draw: random.Random) -> tuple[int, list[int]]:
-    """Embed with two actors and kill one once a part is written; return the kills and the parts."""
-    left: list[int] = []
-
-    def kill() -> None:
-        while not left:
-            time.sleep(0.02)
-            written, pids = len(list(parts.glob("*.arrow"))), actors()
-            if written and pids:
-                os.kill(draw.choice(pids), signal.SIGKILL)
-                left.append(written)
-
-    threading.Thread(target=kill, daemon=True).start()
-    assert embed([*args, "--engine", "ray", "--actors", "2"]) == 0
-    return len(left), left
-
-
 def main() -> int:
     """Print one JSON line; return 1 if the files differ."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--workers", default="1")
     parser.add_argument("--part", type=int, default=500, help="rows of a part")
     parser.add_argument("--seed", type=int, default=0)
@@ -145,19 +114,14 @@ def main() -> int:
         finish(start(options.ranks, folder / "meet", timed), folder)
         seconds = time.monotonic() - begin
         kills, left = 0, []
-        if options.engine == "ray":
-            os.chdir(folder)
-            kills, left = run_on_ray(folder / "killed.parquet.parts", [*args, *killed], draw)
-            options.kills = 0
         for number in range(options.kills):
             ranks = start(options.ranks, folder / f"meet-{number}", [*args, *killed])
             kills += kill_one(ranks, draw.uniform(0.1, 0.7) * seconds, draw)
             left.append(len(list((folder / "killed.parquet.parts").glob("*.arrow"))))
-        if options.engine == "local":
-            finish(start(options.ranks, folder / "meet-last", [*args, *killed]), folder)
+        finish(start(options.ranks, folder / "meet-last", [*args, *killed]), folder)
         files = [(folder / f"{x}.parquet").read_bytes() for x in ("whole", "killed")]
     same = files[0] == files[1]
-    about = {"benchmark": "embed_kills", "engine": options.engine, "ranks": options.ranks}
+    about = {"benchmark": "embed_kills", "ranks": options.ranks}
     figures = {"kills": kills, "parts_after_each": left, "seconds": round(seconds, 2), "same": same}
     print(json.dumps({**about, **figures}))
     return 0 if same else 1
