@@ -148,11 +148,17 @@ def _encoders(config: Mapping[str, Any]) -> str:
             )
         )
     header = ("modality", "kind", "encoder", "first weights", "licence of these weights")
+    lent = ""
+    if borrowed := config.get("borrowed"):
+        lent = (
+            f"\nThe weights of {_enumerate([_code(x) for x in borrowed])} are not in this folder:"
+            " `fusionzoo.load` reads them from where they came, and checks them.\n"
+        )
     note = (
         "The author of this model has stated no licence for it, so the front matter says `unknown`."
         " Check the licences of the weights that it started from before you choose one.\n"
     )
-    return f"{_table(header, rows)}\n{note}"
+    return f"{_table(header, rows)}{lent}\n{note}"
 
 
 def _component(settings: Mapping[str, Any]) -> str:

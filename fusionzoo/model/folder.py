@@ -57,6 +57,7 @@ class FolderConfig:
     unimodal_dim: Count | None = None  # of the modalities' own heads, if stored
     # modality -> `source` and `licence` of the encoder's first weights; empty: trained from scratch
     first_weights: dict[str, dict[str, str]] = field(default_factory=dict)
+    borrowed: dict[str, str] = field(default_factory=dict)  # modality -> digest, see borrowed.py
     plugins: list[str] = field(default_factory=list)  # shown to people, never imported
     format: int = FORMAT
     fusionzoo: str = ""  # the versions that saved the folder
@@ -134,6 +135,7 @@ def _check_sizes(config: FolderConfig, targets: Sequence[Target] | None, path: P
         "align": config.align,
         "standardise": config.standardise,
         "first_weights": config.first_weights,
+        "borrowed": config.borrowed,
     }
     for key, modalities in by_key.items():
         unknown = sorted({*modalities} - config.encoders.keys())

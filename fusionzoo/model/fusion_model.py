@@ -35,6 +35,7 @@ from fusionzoo.targets import Target, from_spec
 from fusionzoo.version import __version__
 
 from .answering import Answering, RawSamples
+from .borrowed import find_borrowed, stored_part
 from .card import card_text, write_card
 from .confidence import Calibration
 from .folder import FORMAT, files_of_model, public_spec, sources, write_digests
@@ -222,6 +223,7 @@ class FusionModel(Answering, nn.Module):
         self.calibration: Calibration | None = None  # of the answers; None: as they were trained
         self.readme: str | None = None  # what `save` writes as README.md; None: a model card
         self._first_weights: Mapping[str, Mapping[str, str]] = {}  # of a model that was loaded
+        self._sources: Mapping[str, Raw] = {m: e.spec for m, e in encoders.items()}
         self._prior: list[float] | None = None
         self._matryoshka: list[int] = []
         # Logits (K,) of a sample without any modality; not stored, for they follow from the prior.
@@ -239,6 +241,7 @@ class FusionModel(Answering, nn.Module):
         trained_on: TrainedOn | None = None,
         calibration: Calibration | None = None,
         first_weights: Mapping[str, Mapping[str, str]] | None = None,
+        sources: Mapping[str, Raw] | None = None,
     ) -> FusionModel:
         """Add what training measures or learns beside encoders and fusion; return the model.
 
@@ -253,6 +256,7 @@ class FusionModel(Answering, nn.Module):
             calibration: temperatures, thresholds and conformal scores of the validation split
             first_weights: modality -> `source` and `licence` of its encoder's first weights, where
                 the encoders were built without them
+            sources: modality -> its encoder's settings with the source of its first weights, too
         """
         if prior is not None:
             self._prior = prior.tolist()
@@ -271,6 +275,8 @@ class FusionModel(Answering, nn.Module):
             self.calibration = calibration
         if first_weights:
             self._first_weights = first_weights
+        if sources:
+            self._sources = sources
         return self
 
     @property
@@ -455,7 +461,13 @@ class FusionModel(Answering, nn.Module):
         columns = None if self.targets is None else sum(target.columns for target in self.targets)
         return Collate(processors, columns)
 
-    def save(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        borrow: bool = False,
+    ) -> Path:
         """Write `config.json`, `model.safetensors` and what the processors need; no pickle.
 
         `digests.json` lets `load` notice files that were changed. `README.md` is a model card; one
@@ -464,8 +476,11 @@ class FusionModel(Answering, nn.Module):
         Of paths on this machine only the last part is written. Of encoders and fusions that are not
         fusionzoo's own, `config.json` names the plugins.
         `weights` stand in for the model's own, where processes share those.
+
+        `borrow` leaves out the encoders that a package or a hub holds and training did not change:
+        the folder names them, with a digest, and `load` reads them from there.
         """
-        return self._save(Path(folder), weights)
+        return self._save(Path(folder), weights, borrow=borrow)
 
     def push_to_hub(
         self,
@@ -474,15 +489,17 @@ class FusionModel(Answering, nn.Module):
         private: bool | None = None,
         token: str | bool | None = None,
         revision: str | None = None,
+        borrow: bool = False,
     ) -> str:
         """Upload the model folder to the Hugging Face Hub, `"owner/name"`; return the address.
 
         The repository is created if there is none, `private` or not, and so is the branch
         `revision`. A README that somebody
-        wrote or edited there is kept. `token` is by default the one of `hf auth login`.
+        wrote or edited there is kept. `token` is by default the one of `hf auth login`. `borrow`
+        as in `save`.
         """
         with TemporaryDirectory() as scratch:
-            folder = self._save(Path(scratch), repository=name)
+            folder = self._save(Path(scratch), repository=name, borrow=borrow)
             return push(folder, name, private=private, token=token, revision=revision)
 
     @classmethod
@@ -493,22 +510,32 @@ class FusionModel(Answering, nn.Module):
         return fusionzoo.load(name, **settings)
 
     def _save(
-        self, folder: Path, weights: Mapping[str, Tensor] | None = None, repository: str = ""
+        self,
+        folder: Path,
+        weights: Mapping[str, Tensor] | None = None,
+        repository: str = "",
+        *,
+        borrow: bool = False,
     ) -> Path:
         """Write the folder, with a card for a `repository` if one is named."""
         from safetensors.torch import save_file, save_model
 
+        encoders = dict(self.named_encoders())
+        borrowed = find_borrowed(encoders, self._sources) if borrow else {}
         folder.mkdir(parents=True, exist_ok=True)
-        for name, encoder in self.named_encoders():
-            encoder.save_assets(folder / name)
+        for name in encoders.keys() - borrowed.keys():
+            encoders[name].save_assets(folder / name)
         with replacing_tensors(folder / "model.safetensors") as partial:
             if weights is None:
-                save_model(self, str(partial))
+                save_model(stored_part(self, borrowed), str(partial))
             else:
-                save_file(dict(weights), str(partial))
+                left_out = tuple(f"encoders.{name}." for name in borrowed)
+                held = {name: x for name, x in weights.items() if not name.startswith(left_out)}
+                save_file(held, str(partial))
         about = {"format": FORMAT, "fusionzoo": __version__, "torch": str(torch.__version__)}
         recorded = {"plugins": sources(self)} if sources(self) else {}
-        config = public_spec({**about, **recorded, "classes": self.classes, **self.spec})
+        lent = {"encoders": self._sources, "borrowed": borrowed} if borrowed else {}
+        config = public_spec({**about, **recorded, "classes": self.classes, **self.spec, **lent})
         trained_on = self.trained_on and self.trained_on.without_folders()
         write_json(folder / "config.json", config)
         self.save_facts(folder)

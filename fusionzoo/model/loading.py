@@ -21,6 +21,7 @@ from fusionzoo.ground.plugins import imports_forbidden, load_plugins
 from fusionzoo.structures import Batch, Sample
 from fusionzoo.targets import Target
 
+from .borrowed import read_borrowed, stored_part
 from .card import edited_readme
 from .confidence import Calibration
 from .folder import (
@@ -54,8 +55,10 @@ SIZES: dict[Any, Callable[..., Sequence[int]]] = {
 
 
 @contextmanager
-def bounded_allocation(weights: Path) -> Iterator[None]:
+def bounded_allocation(weights: Path, beside: int = 0) -> Iterator[None]:
     """Refuse, in the block, to allocate much more than the tensors of a safetensors file hold.
+
+    `beside` is the number of elements that are not in the file, of borrowed encoders.
 
     A setting in config.json that does not belong to the weights (a width, a number of layers) is
     thus refused before memory for it is taken. A tensor beyond the bound is made on the meta
@@ -66,7 +69,7 @@ def bounded_allocation(weights: Path) -> Iterator[None]:
 
     with explained(f"{weights} cannot be read"), safe_open(str(weights), "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-    budget = _Budget(4 * sum(math.prod(shape) for shape in shapes) + SPARE)
+    budget = _Budget(4 * (beside + sum(math.prod(shape) for shape in shapes)) + SPARE)
     too_large = (
         f"{weights.parent / 'config.json'}: the settings ask for far larger tensors than"
         f" {weights.name} holds"
@@ -206,18 +209,22 @@ def load(
         raise FusionZooError(f"{folder} is no model folder: {what}")
     config, targets = read_config(folder)
     check_digests(folder, list(config.encoders))
-    check_wrapped(config, encoders or {}, folder)
+    encoders = encoders or {}
+    check_wrapped(config, encoders, folder)
+    with imports_forbidden():
+        borrowed = read_borrowed(config, folder, replaced=encoders)
+    beside = sum(x.numel() for encoder in borrowed.values() for x in encoder.parameters())
     weights = folder / "model.safetensors"
-    with bounded_allocation(weights), imports_forbidden():
-        model = _build(folder, config, targets, encoders or {})
+    with bounded_allocation(weights, beside), imports_forbidden():
+        model = _build(folder, config, targets, {**borrowed, **encoders})
     with explained(str(weights)):
-        load_model(model, str(weights), strict=True)
+        load_model(stored_part(model, config.borrowed), str(weights), strict=True)
     _check_finite(model, weights)
     calibration = Calibration.load(folder, model.answer_targets)
     model.complete(trained_on=TrainedOn.load(folder), calibration=calibration)
     model.readme = edited_readme(folder)
     model.to(device).eval()
-    with bounded_allocation(weights):
+    with bounded_allocation(weights, beside):
         _answer_blank(model, folder)
     return model
 
@@ -261,6 +268,7 @@ def _with_parts(config: FolderConfig, model: FusionModel) -> FusionModel:
         matryoshka=config.matryoshka,
         heads=heads,
         first_weights=config.first_weights,
+        sources=config.encoders,
     )
 
 

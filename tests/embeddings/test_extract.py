@@ -20,7 +20,6 @@ from huggingface_hub import constants
 import fusionzoo as fz
 from fusionzoo import create_dataset, create_model
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.embeddings import on_ray
 from fusionzoo.embeddings.files import read_about
 from fusionzoo.embeddings.parts import PartsFolder
 from fusionzoo.encoders import at_hand
@@ -477,10 +476,3 @@ def test_weights_of_a_fusion_without_any_are_one_line(table: Path, tmp_path: Pat
         fz.embed(plain, str(table), out=tmp_path / "e.parquet", weights=True)
     with pytest.raises(fz.FusionZooError, match="probabilities=: the model was not trained on"):
         fz.embed(plain, str(table), out=tmp_path / "e.parquet", probabilities=True)
-
-
-def test_an_error_in_a_ray_actor_is_that_error() -> None:
-    wrapped = RuntimeError("RayTaskError: ...")
-    wrapped.cause = fz.FusionZooError("no file x.png")  # type: ignore[attr-defined]
-    assert on_ray._reason(wrapped) == "no file x.png"
-    assert on_ray._reason(RuntimeError("another")) is None
