@@ -129,7 +129,14 @@ strategies on your data (`benchmark.py --balance none,mla,ogm_ge`).
 
 The other shows the rest, in a way that takes longer to learn (`perf/situations.py`).
 
-{content}"""
+{content}
+### On frozen features: points over plain training
+
+`python perf/zoo.py digits --strategies`: five folds, one seed, every strategy that changes more
+than encoders. Plain training reaches {plain}.
+
+{frozen}
+"""
 BALANCE_TABLE = """\
 {seeds} seeds, {epochs} epochs; {plain:.3f} with plain training.
 
@@ -235,7 +242,32 @@ def _figure(value: float | None) -> str:
 
 def balanced() -> str:
     """Return what each training strategy gained under each imbalance."""
-    return BALANCE.format(rate=balance_table("balance"), content=balance_table("balance_content"))
+    plain, frozen = frozen_strategies()
+    return BALANCE.format(
+        rate=balance_table("balance"),
+        content=balance_table("balance_content"),
+        plain=plain,
+        frozen=frozen,
+    )
+
+
+def frozen_strategies() -> tuple[str, str]:
+    """Return what plain training reaches on frozen features, and what each strategy adds."""
+    scores: dict[str, dict[str, float]] = {}  # strategy -> "fusion, set" -> accuracy
+    for row in rows("strategies"):
+        fusion, _, strategy = row["candidate"].partition(" + ")
+        if row["kind"] == "fusion":
+            place = f"`{fusion}`, {row['set']}"
+            scores.setdefault(strategy, {})[place] = float(row["accuracy"])
+    plain = scores.pop("")
+    reached = ", ".join(f"{x:.3f} ({place})" for place, x in plain.items())
+    lines = []
+    for strategy, reached_by in scores.items():
+        gains = [100 * (reached_by[place] - x) for place, x in plain.items()]
+        cells = [f"`{strategy}`", *(f"{x:+.1f}" for x in (*gains, fmean(gains)))]
+        lines.append((fmean(gains), f"| {' | '.join(cells)} |"))
+    table = [f"| strategy | {' | '.join(plain)} | mean |", "| --- " * (len(plain) + 2) + "|"]
+    return reached, "\n".join([*table, *(line for _, line in sorted(lines, reverse=True))])
 
 
 def balance_table(name: str) -> str:

@@ -4,6 +4,11 @@ Five folds, one seed, no tuning, each model trained anew on train and validation
 is stopped goes on where it was. The report is kept in results/zoo/<set>, and results/zoo.csv has a
 row for each fusion and baseline of every set; results/benchmark/zoo ranks the fusions over
 all sets. `python docs/make.py` then puts the figures on the cards.
+
+`--strategies` measures `concat` and `gmu` with each training strategy instead, and keeps the report
+in results/strategies/<set> and results/strategies.csv. Encoders are frozen, so those strategies are
+left out that change encoders alone, and `umt`, which needs teachers; models are not trained anew,
+as some strategies validate on samples apart.
 """
 
 from __future__ import annotations
@@ -15,14 +20,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from fusionzoo.benchmark.candidates import LOGISTIC
+from fusionzoo.training.balance import BALANCE
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-KEPT, TABLE, RANKS = RESULTS / "zoo", RESULTS / "zoo.csv", RESULTS / "benchmark/zoo"
-SETTINGS = ("--fusions", "all", "--folds", "5", "--seeds", "1", "--tune", "0")
+KEPT, RANKS = RESULTS / "zoo", RESULTS / "benchmark/zoo"
+KEPT_OF_STRATEGIES = RESULTS / "strategies"
+SETTINGS = ("--folds", "5", "--seeds", "1", "--tune", "0")
 SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
+STRATEGIES: Any = BALANCE
+NEEDS_TEACHERS = "umt"
 FILES = ("summary.json", "costs.csv", "config.yaml")
 FIGURES = ("low", "high", "macro_f1", "ece_debiased", "missing_area")  # of the leaderboard
 GAIN = ("gain_difference", "gain_low", "gain_high")  # over the best single modality
@@ -36,20 +46,33 @@ def main() -> None:
     parser.add_argument(
         "set", nargs="?", help="a file in configs/benchmarks; none: the tables alone"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "report" / "zoo")
+    parser.add_argument(
+        "--strategies", action="store_true", help="of training, in place of fusions"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "report")
     parsed = parser.parse_args()
+    kept = KEPT_OF_STRATEGIES if parsed.strategies else KEPT
     if parsed.set:
-        config, out = f"configs/benchmarks/{parsed.set}.yaml", parsed.out / parsed.set
-        command = [sys.executable, "benchmark.py", "--config", config, *SETTINGS]
+        candidates = of_strategies() if parsed.strategies else ("--fusions", "all")
+        config, out = f"configs/benchmarks/{parsed.set}.yaml", parsed.out / kept.name / parsed.set
+        command = [sys.executable, "benchmark.py", "--config", config, *SETTINGS, *candidates]
         subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True)
-        keep(out, KEPT / parsed.set)
-    with TABLE.open("w", newline="") as file:
+        keep(out, kept / parsed.set)
+    with kept.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row for folder in sorted(KEPT.iterdir()) for row in rows(folder))
+        writer.writerows(row for folder in sorted(kept.iterdir()) for row in rows(folder))
+    if parsed.strategies:
+        return
     reports = ",".join(str(folder.relative_to(ROOT)) for folder in sorted(KEPT.iterdir()))
     command = [sys.executable, "benchmark.py", "--combine", reports, "--out", str(RANKS)]
     subprocess.run(command, cwd=ROOT, check=True)
+
+
+def of_strategies() -> tuple[str, ...]:
+    """Return the settings of a benchmark of all strategies that can learn here."""
+    names = [x for x in STRATEGIES if not STRATEGIES[x].cls.encoders_only and x != NEEDS_TEACHERS]
+    return ("--fusions", "concat,gmu", "--balance", ",".join(["none", *names]), "--refit", "false")
 
 
 def keep(report: Path, folder: Path) -> None:
