@@ -61,7 +61,7 @@ settings, `fusionzoo data list NAME` those of a data set. `fusionzoo zoo list --
 (`fz.list_fusions(by="digits")`) ranks the fusions by what they reach at their default settings on a
 data set of [results/zoo.csv](../results/zoo.csv), which `python perf/zoo.py digits` measures.
 `fusionzoo zoo models` (`fz.list_models()`) lists the trained models that the package holds:
-`digits-gmu` needs nothing else, `stamps-concat` and `hanzi-concat` the packages of the extra `stamps`.
+`digits-gmu` needs nothing else, `stamps-concat` and `hanzi-concat` the extra `stamps`.
 
 ## Fusions
 

@@ -46,9 +46,7 @@ def main() -> None:
     parser.add_argument(
         "set", nargs="?", help="a file in configs/benchmarks; none: the tables alone"
     )
-    parser.add_argument(
-        "--strategies", action="store_true", help="of training, in place of fusions"
-    )
+    parser.add_argument("--strategies", action="store_true", help="of training, not fusions")
     parser.add_argument("--out", type=Path, default=ROOT / "report")
     parsed = parser.parse_args()
     kept = KEPT_OF_STRATEGIES if parsed.strategies else KEPT

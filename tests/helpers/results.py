@@ -126,6 +126,7 @@ TABLES = (
     ),
     script("which", ("perf/situations.py", *BENCHMARK), "runs/which"),
     Table("zoo.csv", "python perf/zoo.py digits", ("perf/zoo.py", *BENCHMARK)),  # and other sets
+    Table("strategies.csv", "python perf/zoo.py digits --strategies", ("perf/zoo.py", *BENCHMARK)),
     *(benchmark(name, "--fusions all ") for name in REPORTS[:-1]),
     benchmark("interactions", "--folds 0 "),
     Table(
