@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 KEPT, RANKS = RESULTS / "zoo", RESULTS / "benchmark/zoo"
 KEPT_OF_STRATEGIES = RESULTS / "strategies"
+TABLES = {KEPT: RESULTS / "zoo.csv", KEPT_OF_STRATEGIES: RESULTS / "strategies.csv"}
 SETTINGS = ("--folds", "5", "--seeds", "1", "--tune", "0")
 SETTINGS += ("--controls", "false", "--corruptions", "none", "--baselines", "alone,linear")
 STRATEGIES: Any = BALANCE
@@ -56,7 +57,7 @@ def main() -> None:
         command = [sys.executable, "benchmark.py", "--config", config, *SETTINGS, *candidates]
         subprocess.run([*command, "--out", str(out)], cwd=ROOT, check=True)
         keep(out, kept / parsed.set)
-    with kept.with_suffix(".csv").open("w", newline="") as file:
+    with TABLES[kept].open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(row for folder in sorted(kept.iterdir()) for row in rows(folder))

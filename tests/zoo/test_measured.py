@@ -36,6 +36,16 @@ def test_the_table_says_what_the_stored_report_says(data: str, zoo: dict[str, An
     assert accuracies == sorted(accuracies, reverse=True)
 
 
+def test_the_table_of_strategies_says_what_the_stored_reports_say(zoo: dict[str, Any]) -> None:
+    kept = zoo["KEPT_OF_STRATEGIES"]
+    with zoo["TABLES"][kept].open() as file:
+        table = list(csv.DictReader(file))
+    assert table == [row for folder in sorted(kept.iterdir()) for row in zoo["rows"](folder)]
+    measured_here = {row["candidate"].partition(" + ")[2] for row in table} - {""}
+    *_, names, _, _ = zoo["of_strategies"]()
+    assert {"none", *measured_here} == {*names.split(",")}
+
+
 @pytest.mark.parametrize("data", SETS)
 def test_the_zoo_is_listed_by_a_data_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = fz.list_fusions("m*", by=data)
