@@ -37,8 +37,8 @@ def main(args: Sequence[str] | None = None) -> int:
     args = sys.argv[1:] if args is None else args
 
     def start(cfg: EmbedConfig) -> int:
-        from fusionzoo.distributed import World, launch_or_join
         from fusionzoo.embeddings.run import embed
+        from fusionzoo.machine.distributed import World, launch_or_join
 
         def work(world: World) -> int:
             embed(cfg, world)

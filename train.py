@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     def start(cfg: RunConfig) -> int:
         cfg, data = complete_run(cfg)  # before torch is imported, which takes a second
-        from fusionzoo.distributed import World, launch_or_join
+        from fusionzoo.machine.distributed import World, launch_or_join
         from fusionzoo.training.run import train
 
         def work(world: World) -> int:

@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .version import __version__ as __version__
+from .ground.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import analyse as analyse
@@ -51,7 +51,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "encoders")):
-    from fusionzoo import _unlinked  # noqa: F401, a checkout without symbolic links
+    from .ground import unlinked  # noqa: F401, a checkout without symbolic links
 
 _HOME = {
     "train": "api",

@@ -13,7 +13,6 @@ from fusionzoo.config.schema import TABLE_WORDS
 from fusionzoo.datasets import DATASETS, READERS, TableReader
 from fusionzoo.datasets.opening.spec import DataSpec
 from fusionzoo.datasets.sources.in_memory import is_table
-from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.files import FORMATS, EmbeddingFile
 from fusionzoo.encoders import ENCODERS, Encoder
 from fusionzoo.errors import FusionZooError, check_known, keyword_errors
@@ -21,6 +20,7 @@ from fusionzoo.fusion import FUSIONS, Fusion
 from fusionzoo.ground.registry import Registry
 from fusionzoo.inputs.data import Data, configure
 from fusionzoo.machine.devices import pick_device
+from fusionzoo.machine.distributed import World, process_group
 from fusionzoo.machine.memory import keep_freed_memory
 from fusionzoo.machine.processes import INTERRUPTED, launched
 from fusionzoo.model.fusion_model import FusionModel

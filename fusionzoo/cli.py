@@ -15,8 +15,8 @@ from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.ground.console import add_plugins_option, print_table, quiet_pipe
 from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.ground.registry import matches
+from fusionzoo.ground.version import __version__
 from fusionzoo.testing import runner
-from fusionzoo.version import __version__
 from fusionzoo.zoo.cards import show_data_settings, show_settings
 
 if TYPE_CHECKING:

@@ -26,6 +26,13 @@ FLAG = re.compile(
 )
 SECTIONS = ("data", "train", "optim", "dist")  # settings in these need no section in Python
 WORDS = {"true": "True", "false": "False", "null": "None"}
+LACKING = (  # memory: what errors say that are not torch.OutOfMemoryError
+    "can't allocate memory",
+    "MPS backend out of memory",
+    "CUDA error: out of memory",  # of the driver: no room for a context or a kernel
+    "CUBLAS_STATUS_ALLOC_FAILED",  # of libraries, for their workspace
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 class FusionZooError(ValueError):
@@ -205,3 +212,10 @@ def keyword_errors(function: Callable[P, R]) -> Callable[P, R]:
             raise type(error)(message) from error
 
     return run
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error is for lack of memory, on a GPU or in torch's allocator on the CPU."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in LACKING)

@@ -30,7 +30,6 @@ from fusionzoo.datasets.sources.infer import named_columns
 from fusionzoo.datasets.tables.provenance import MANY_OF, TYPES
 from fusionzoo.datasets.tables.table import word_list
 from fusionzoo.datasets.tables.tabular import strange_cells
-from fusionzoo.distributed import World
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.encoders.tabular import Categories, Column, Numbers, TabularProcessor
 from fusionzoo.errors import FusionZooError, did_you_mean
@@ -52,6 +51,7 @@ from fusionzoo.ground.cells import fold
 from fusionzoo.ground.progress import progress_bar
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.machine.devices import pick_device
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.answering import Answering
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.loading import load

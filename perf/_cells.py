@@ -12,8 +12,8 @@ import torch
 from fusionzoo.benchmark import executors
 from fusionzoo.config import BenchmarkConfig, RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World
 from fusionzoo.machine.devices import seed_everything
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import StepContext
 from fusionzoo.training.build import build_objective
 from fusionzoo.training.optim import build_optimizer, param_groups, set_rates

@@ -31,8 +31,8 @@ import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.base import from_memory
-from fusionzoo.distributed import World
 from fusionzoo.evaluation.cost import STANDARD, random_features, standard_fusion
+from fusionzoo.machine.distributed import World
 from fusionzoo.machine.fsdp import shard
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.scripts.train import main as train

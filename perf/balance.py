@@ -38,8 +38,8 @@ from _cells import Cell, run_all
 from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World
 from fusionzoo.machine.devices import seed_everything
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.build import build_objective

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from fusionzoo import create_model, fusion_info, list_fusions
 from fusionzoo.datasets.builtin.digits import read_digits
-from fusionzoo.distributed import World
 from fusionzoo.fusion import Fusion
 from fusionzoo.machine.devices import seed_everything
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance.base import StrategyInputs, build_balance
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.interop.sentence_transformers import wrap
 from fusionzoo.model.fusion_model import FusionModel, create_model
+from fusionzoo.tools.sentence_transformers import wrap
 
 PICTURE = np.full((20, 30, 3), 200, np.uint8)
 SAMPLES: list[Any] = [

@@ -27,7 +27,7 @@ SUITE = "tests/test_suite.py"
         ("fusionzoo/tools/search/vectors.py", SEARCH, True),
         ("fusionzoo/tools/search/vectors.py", CONTRACT, False),
         ("fusionzoo/benchmark/report/page.html", "tests/benchmark/test_page.py", True),
-        ("fusionzoo/distributed.py", "tests/training/test_gradients.py", True),
+        ("fusionzoo/machine/distributed.py", "tests/training/test_gradients.py", True),
         ("train.py", "tests/training/test_interrupted_runs.py", True),  # by a helper's script
         ("fusionzoo/training/trainer.py", "tests/training/test_interrupted_runs.py", True),
         ("configs/stamps.yaml", "tests/test_readme.py", True),

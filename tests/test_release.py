@@ -16,7 +16,7 @@ import yaml
 import fusionzoo
 
 ROOT = Path(__file__).parents[1]
-VERSIONED = ("fusionzoo/version.py", "CHANGELOG.md", "CITATION.cff", ".ci/release")
+VERSIONED = ("fusionzoo/ground/version.py", "CHANGELOG.md", "CITATION.cff", ".ci/release")
 
 
 @pytest.fixture

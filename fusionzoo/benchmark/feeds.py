@@ -10,11 +10,11 @@ from torch import Tensor
 from fusionzoo.config import BenchmarkConfig
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.distributed import World
 from fusionzoo.encoders import Item, varies
 from fusionzoo.features.cache import load_features
 from fusionzoo.features.encode import StoredFeatures
 from fusionzoo.machine.devices import pick_device
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.standardise import RAW_KINDS, Standardise
 from fusionzoo.structures import Batch, Features, Sample

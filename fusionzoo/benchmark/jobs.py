@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, from_tree, merge
-from fusionzoo.distributed import World
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.augment import set_augmentation
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.cost import random_features
 from fusionzoo.fusion import Fusion, create_fusion
 from fusionzoo.machine.devices import seed_everything
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.structures import seed_of
 from fusionzoo.training import run_folder

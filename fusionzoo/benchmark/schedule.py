@@ -25,12 +25,12 @@ from fusionzoo.features.encode import key_of
 from fusionzoo.files import whole_lines
 from fusionzoo.fusion import FUSIONS, fusion_info
 from fusionzoo.ground.plugins import code_digest, file_digest, load_plugins
+from fusionzoo.ground.version import __version__
 from fusionzoo.structures import seed_of
 from fusionzoo.targets import kind_of
 from fusionzoo.training.balance import BALANCE
 from fusionzoo.training.multitask import targets_of
 from fusionzoo.training.tasks import OBJECTIVES
-from fusionzoo.version import __version__
 
 from .bench import CTRL_C, Bench, Job, Settings, conditions
 from .candidates import (

@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusionzoo.errors import FusionZooError, did_you_mean
+from fusionzoo.errors import FusionZooError, did_you_mean, is_out_of_memory
 from fusionzoo.files import write_text
 from fusionzoo.ground.console import command_line, quiet_pipe
 from fusionzoo.ground.plugins import plugin_list
@@ -419,8 +419,6 @@ def run_command(
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        from fusionzoo.machine.devices import is_out_of_memory
-
         if not is_out_of_memory(error):
             raise
         # "CUDA out of memory. Tried to allocate 2 MiB. GPU 0 has .. of which 1 MiB is free. .."

@@ -18,18 +18,18 @@ from torch import Tensor
 from fusionzoo.config import EmbedConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, is_out_of_memory
 from fusionzoo.features.encode import key_of, weights_hash
 from fusionzoo.features.frozen import FrozenFeatures, stored_features
 from fusionzoo.ground.plugins import code_digest
+from fusionzoo.ground.version import __version__
 from fusionzoo.inputs.identity import data_identity
-from fusionzoo.machine.devices import GPUS, is_out_of_memory
+from fusionzoo.machine.devices import GPUS
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch, FusionOutput, check_finite, evaluating
 from fusionzoo.training.balance.matryoshka import prefix_sizes
 from fusionzoo.training.objective import dummy_batch
 from fusionzoo.training.recompute import save_memory_and_compile
-from fusionzoo.version import __version__
 
 from .layers import Layers, check_layers, column_of, read_setting, reading_layers
 from .parts import PartsFolder, WritingThread

@@ -10,13 +10,13 @@ from torch import nn
 from fusionzoo.config import EmbedConfig, split_name
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
-from fusionzoo.distributed import World
 from fusionzoo.encoders import WRAPPED, Encoder
 from fusionzoo.encoders.augment import refuse_augmentation
 from fusionzoo.errors import FusionZooError, did_you_mean
 from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.inference import open_for_model, rows_to_read
 from fusionzoo.inputs.command import complete_data
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel, create_model
 from fusionzoo.model.loading import load
 from fusionzoo.training.build import choose_encoders, encoders_at_hand

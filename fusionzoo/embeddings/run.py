@@ -9,10 +9,10 @@ from typing import Any
 
 from fusionzoo.config import EmbedConfig
 from fusionzoo.datasets.opening.spec import DataSpec
-from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.ground.plugins import load_plugins
 from fusionzoo.ground.progress import progress_bar
+from fusionzoo.machine.distributed import World, from_main, gather
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.training.loaders import num_workers
 from fusionzoo.training.report import report_failures

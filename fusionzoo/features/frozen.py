@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import WRAPPED, Encoder, Item, Processor, varies
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.cache import CachedParts, feature_cache, load_features
 from fusionzoo.features.encode import Compute, NotCacheable, StoredFeatures, describe, encode
 from fusionzoo.fusion import fusion_info
+from fusionzoo.machine.distributed import World, gather
 from fusionzoo.model.fusion_model import FusionModel, hide_absent
 from fusionzoo.structures import Features
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fusionzoo.errors import explained
 from fusionzoo.ground.cells import without_formulas
-from fusionzoo.version import __version__
+from fusionzoo.ground.version import __version__
 
 # Signs that turn the direction of what follows them: 95 % would read 59 %.
 DIRECTIONS = dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])

@@ -14,14 +14,6 @@ from fusionzoo.errors import FusionZooError
 
 GPUS = ("cuda", "xpu", "mps")  # of NVIDIA and AMD, Intel, Apple; `auto` takes the first it finds
 
-LACKING = (  # memory: what errors say that are not torch.OutOfMemoryError
-    "can't allocate memory",
-    "MPS backend out of memory",
-    "CUDA error: out of memory",  # of the driver: no room for a context or a kernel
-    "CUBLAS_STATUS_ALLOC_FAILED",  # of libraries, for their workspace
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
 
 def count_gpus(kind: str) -> int:
     """Return how many GPUs of a kind this torch can use here."""
@@ -35,11 +27,6 @@ def device_name(device: torch.device) -> str:
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
     return device.type
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is for lack of memory, on a GPU or in torch's allocator on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in LACKING)
 
 
 def num_cores() -> int:

@@ -19,9 +19,9 @@ from fusionzoo.errors import FusionZooError, check_known, explained, first_probl
 from fusionzoo.files import sha256_of, strict_json, without_folders, write_json
 from fusionzoo.fusion import Fusion
 from fusionzoo.ground.plugins import missing_plugins, source_of
+from fusionzoo.ground.version import __version__
 from fusionzoo.structures import KINDS
 from fusionzoo.targets import Target, from_spec
-from fusionzoo.version import __version__
 
 # Of the model folder. Each format that was released is read for ever: a new number comes with code
 # that turns the old config.json into the new one, and tests/fixtures/ keeps a folder of each.

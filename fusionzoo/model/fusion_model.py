@@ -21,6 +21,7 @@ from fusionzoo.files import replacing_tensors, write_json
 from fusionzoo.fusion import FUSIONS, Fusion, create_fusion
 from fusionzoo.fusion.base import two_layer_classifier
 from fusionzoo.fusion.late.ensemble import Ensemble
+from fusionzoo.ground.version import __version__
 from fusionzoo.structures import (
     Batch,
     Features,
@@ -32,7 +33,6 @@ from fusionzoo.structures import (
     to_device,
 )
 from fusionzoo.targets import Target, from_spec
-from fusionzoo.version import __version__
 
 from .answering import Answering, RawSamples
 from .borrowed import find_borrowed, stored_part

@@ -16,7 +16,7 @@ from typing import Any
 
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.ground.plugins import missing_plugins
-from fusionzoo.version import __version__
+from fusionzoo.ground.version import __version__
 
 from .card import NAME as README
 from .card import is_unedited

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree, merge
 from fusionzoo.datasets import PairedDataset, create_dataset
-from fusionzoo.distributed import World, process_group, wrap
 from fusionzoo.ground.plugins import definition_of, is_reference, source_of
+from fusionzoo.machine.distributed import World, process_group, wrap
 from fusionzoo.machine.fsdp import full_state_dict
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch, Features, StepContext

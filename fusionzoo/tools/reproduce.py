@@ -338,7 +338,7 @@ def _claim(out: Path, paper: Paper) -> None:
 
 def _train_seed(cfg: RunConfig, folder: Path) -> tuple[Mapping[str, Any], int]:
     """Return a seed's metrics, trained unless it is finished, and the exit code of a training."""
-    from fusionzoo.distributed import process_group
+    from fusionzoo.machine.distributed import process_group
     from fusionzoo.machine.memory import keep_freed_memory
     from fusionzoo.training.report import Run
 

@@ -10,7 +10,6 @@ from fusionzoo.config import RunConfig, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.tables.tabular import learn_columns
-from fusionzoo.distributed import World
 from fusionzoo.encoders import ENCODERS, entry_of
 from fusionzoo.encoders.at_hand import replace_missing
 from fusionzoo.encoders.augment import set_augmentation
@@ -18,6 +17,7 @@ from fusionzoo.encoders.base import unread_parameters
 from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.evaluation.retrieval import any_pair
 from fusionzoo.fusion import FUSIONS
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import UnimodalHeads, create_model
 
 from .balance import StrategyInputs, build_balance

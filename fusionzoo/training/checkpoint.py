@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main, gather, on_main
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.inputs.identity import changes, data_identity
 from fusionzoo.machine.devices import gpu_random_state, seed_everything, set_gpu_random_state
+from fusionzoo.machine.distributed import World, from_main, gather, on_main
 from fusionzoo.machine.fsdp import (
     full_optimizer_state,
     full_state_dict,

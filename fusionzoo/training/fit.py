@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from fusionzoo.config import RunConfig, TrainConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main, gather
 from fusionzoo.errors import FusionZooError
 from fusionzoo.evaluation.measure import Answers, measure
 from fusionzoo.evaluation.retrieval import Relevance, relevance_labels, retrieval_figures
+from fusionzoo.machine.distributed import World, from_main, gather
 from fusionzoo.machine.fsdp import sharded
 from fusionzoo.machine.processes import catch_signals, exit_code
 from fusionzoo.structures import Batch, StepContext

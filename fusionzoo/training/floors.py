@@ -14,10 +14,10 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.tabular import TabularEncoder
 from fusionzoo.features.frozen import StoredModality
+from fusionzoo.machine.distributed import World, from_main
 from fusionzoo.structures import Features
 
 from .average import ToAverage, can_average

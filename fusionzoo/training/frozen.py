@@ -11,12 +11,12 @@ from torch import Tensor
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import Collate, PairedDataset
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.distributed import World, gather
 from fusionzoo.encoders import Encoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.features.frozen import Caching, FrozenFeatures, StoredModality
 from fusionzoo.fusion import fusion_info
 from fusionzoo.ground.progress import progress_bar
+from fusionzoo.machine.distributed import World, gather
 from fusionzoo.machine.fsdp import sharded
 from fusionzoo.model.fusion_model import FusionModel, encode_rows
 from fusionzoo.model.standardise import RAW_KINDS, Moments, Standardise

@@ -13,10 +13,10 @@ from fusionzoo.config import RunConfig
 from fusionzoo.datasets import Collate, PairedBatchSampler, PairedDataset, make_sampler
 from fusionzoo.datasets.loader import make_loader
 from fusionzoo.datasets.samplers import group_values
-from fusionzoo.distributed import World
 from fusionzoo.encoders import varies
 from fusionzoo.features.frozen import StoredModality
 from fusionzoo.machine.devices import num_cores
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Batch, Features
 
 FIXED_SHAPE = ("tabular", "vector")  # kinds whose samples need no padding

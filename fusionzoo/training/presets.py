@@ -17,10 +17,10 @@ from fusionzoo.config import OptimConfig, RunConfig, from_tree, merge
 from fusionzoo.config.flags import Tree
 from fusionzoo.config.schema import KEYED
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import at_hand
 from fusionzoo.ground.console import command_line
 from fusionzoo.machine.devices import num_cores
+from fusionzoo.machine.distributed import World, from_main
 
 from .tasks import NO_TARGET
 

@@ -21,7 +21,6 @@ from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.naming import IN_MEMORY, UNNAMED, data_title
 from fusionzoo.datasets.summary import data_summary
-from fusionzoo.distributed import from_main, gather
 from fusionzoo.errors import FusionZooError, explained, one_line
 from fusionzoo.evaluation.measure import POSITIVE, WEIGHTED_BY, Answers, terms
 from fusionzoo.evaluation.statistics import effective_size, share_interval
@@ -29,6 +28,7 @@ from fusionzoo.files import whole_lines, write_json
 from fusionzoo.ground.console import command_line
 from fusionzoo.ground.plugins import plugin_list
 from fusionzoo.machine.devices import same_randomness
+from fusionzoo.machine.distributed import from_main, gather
 from fusionzoo.machine.fsdp import full_state_dict, sharded
 from fusionzoo.model.confidence import Calibration
 from fusionzoo.model.fusion_model import FusionModel

@@ -10,13 +10,14 @@ from fusionzoo.config import RunConfig
 from fusionzoo.config.schema import drop_deselected
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.datasets.opening.spec import DataSpec
-from fusionzoo.distributed import World, from_main, wrap
+from fusionzoo.errors import is_out_of_memory
 from fusionzoo.evaluation.measure import Answers
 from fusionzoo.inputs.command import complete_run
 from fusionzoo.inputs.cut import notes_of_cuts
 from fusionzoo.inputs.data import with_image_range, with_validation
 from fusionzoo.inputs.identity import data_identity
-from fusionzoo.machine.devices import is_out_of_memory, seed_everything
+from fusionzoo.machine.devices import seed_everything
+from fusionzoo.machine.distributed import World, from_main, wrap
 
 from . import build, checkpoint, presets, report
 from .average import ToAverage, add_linear, is_worse

@@ -16,9 +16,9 @@ import torch
 
 from fusionzoo.config import RunConfig, write_yaml
 from fusionzoo.datasets.opening.naming import folder_name
-from fusionzoo.distributed import World, gather, on_main
 from fusionzoo.errors import FusionZooError, explained
 from fusionzoo.files import Process, locked, replacing, this_process
+from fusionzoo.machine.distributed import World, gather, on_main
 
 Contents = dict[str, Any]
 MARK = b"sha256:"  # start of the archive's comment; 64 hexadecimal digits follow

@@ -17,11 +17,11 @@ from torch import nn
 
 from fusionzoo.config import OptimConfig, RunConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main
 from fusionzoo.encoders import Encoder
 from fusionzoo.encoders.ensemble import EnsembleEncoder
 from fusionzoo.errors import FusionZooError
 from fusionzoo.fusion.late.ensemble import Ensemble
+from fusionzoo.machine.distributed import World, from_main
 from fusionzoo.model.fusion_model import FusionModel, JoinedHeads, UnimodalHeads, create_model
 from fusionzoo.model.loading import load
 from fusionzoo.model.standardise import Standardise

@@ -21,12 +21,12 @@ from rich.table import Table
 from tqdm import tqdm
 
 from fusionzoo.config.flags import in_seconds
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, one_line
 from fusionzoo.files import whole_lines
 from fusionzoo.ground.progress import progress_bar
+from fusionzoo.ground.version import __version__
 from fusionzoo.machine.devices import device_name
-from fusionzoo.version import __version__
+from fusionzoo.machine.distributed import World
 
 from .checkpoint import State
 from .multitask import Tasks

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed import World, broadcast_from_main, gather, total, wrap
+from fusionzoo.machine.distributed import World, broadcast_from_main, gather, total, wrap
 from fusionzoo.machine.fsdp import sharded
 from fusionzoo.machine.memory import Heap
 from fusionzoo.structures import (

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World, from_main, on_main
 from fusionzoo.errors import FusionZooError
 from fusionzoo.files import write_json
+from fusionzoo.machine.distributed import World, from_main, on_main
 
 from .checkpoint import check_data
 from .multitask import Tasks

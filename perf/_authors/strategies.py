@@ -33,7 +33,7 @@ from sklearn.metrics import accuracy_score
 from torch import Tensor, nn
 
 from fusionzoo import create_model
-from fusionzoo.distributed import World
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Features, FusionOutput, StepContext
 from fusionzoo.training.balance import agm, cggm, mixup, mla, ogm_ge, opm, pmr, relearn
 from fusionzoo.training.balance._shared import nt_xent

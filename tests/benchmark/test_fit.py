@@ -26,8 +26,8 @@ from fusionzoo.benchmark.train import (
     refit,
     stackable,
 )
-from fusionzoo.distributed import World
 from fusionzoo.features.encode import StoredFeatures
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Features
 from fusionzoo.training.balance import StrategyInputs

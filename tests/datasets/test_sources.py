@@ -29,9 +29,9 @@ from fusionzoo import PairedDataset
 from fusionzoo.config import DistConfig, EmbedConfig
 from fusionzoo.datasets import Collate
 from fusionzoo.datasets.opening.spec import DataSpec
-from fusionzoo.distributed import World, process_group
 from fusionzoo.embeddings.extract import ExtractionPlan
 from fusionzoo.embeddings.run import embed
+from fusionzoo.machine.distributed import World, process_group
 from fusionzoo.structures import Audio, Batch, Sample
 
 NUM_SAMPLES, WIDTH, RATE = 200, 5, 8000

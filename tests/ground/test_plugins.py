@@ -436,8 +436,8 @@ def test_no_code_that_a_model_folder_names_is_ever_run(
 
 def embed_of(folder: Path, tmp_path: Path) -> None:
     from fusionzoo.config import EmbedConfig
-    from fusionzoo.distributed import World
     from fusionzoo.embeddings.run import embed as write
+    from fusionzoo.machine.distributed import World
 
     data = {"name": "digits", "modalities": "text"}
     write(EmbedConfig(model=str(folder), data=data, out=str(tmp_path / "e.parquet")), World())

@@ -26,7 +26,7 @@ MODEL = (
     "datasets",
     "fusion",
 )
-TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/distributed.py")
+TRAINING = (*MODEL, "fusionzoo/features", "fusionzoo/training", "fusionzoo/machine/distributed.py")
 BENCHMARK = (*MODEL, "fusionzoo/features", "benchmark.py", "fusionzoo/benchmark")
 BENCHMARK += ("fusionzoo/evaluation",)
 READING = ("datasets", "encoders", "fusionzoo/config", "fusionzoo/model/loading.py")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.distributed import World, wrap
+from fusionzoo.machine.distributed import World, wrap
 from fusionzoo.model.fusion_model import FusionModel, UnimodalHeads, create_model
 from fusionzoo.structures import FIRST_STEP, Batch, Features, StepContext
 from fusionzoo.training.balance import Balance, LossTerm, StrategyInputs, build_balance

@@ -15,16 +15,15 @@ from torch.overrides import TorchFunctionMode
 from fusionzoo import structures
 from fusionzoo.config import DistConfig
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.distributed import process_group
-from fusionzoo.errors import FusionZooError
+from fusionzoo.errors import FusionZooError, is_out_of_memory
 from fusionzoo.machine.devices import (
     gpu_random_state,
-    is_out_of_memory,
     num_cores,
     pick_device,
     same_randomness,
     set_gpu_random_state,
 )
+from fusionzoo.machine.distributed import process_group
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective

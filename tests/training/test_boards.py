@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.tracker import LOGGERS, Tracker, open_logger
 

@@ -15,8 +15,8 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch
 from fusionzoo.training import checkpoint, loaders, run_folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.machine.distributed import World, process_group, wrap
 from fusionzoo.structures import Batch
 from fusionzoo.training.objective import Objective
 from fusionzoo.training.trainer import Trainer

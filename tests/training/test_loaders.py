@@ -13,7 +13,7 @@ import torch
 import fusionzoo as fz
 from fusionzoo.config import RunConfig
 from fusionzoo.datasets import Collate, PairedDataset
-from fusionzoo.distributed import World
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Batch
 from fusionzoo.training import loaders
 from fusionzoo.training.loaders import build_loader, chunks

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fusionzoo.config import OptimConfig, RunConfig, from_tree
-from fusionzoo.distributed import World
 from fusionzoo.encoders.base import layer_numbers
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel, UnimodalHeads, create_model
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import Batch, Phase, StepContext

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig
-from fusionzoo.distributed import World, process_group
+from fusionzoo.machine.distributed import World, process_group
 from fusionzoo.training import checkpoint, run_folder
 from helpers import ranks
 from helpers.strategies import ROWS, make_batch, make_model, make_objective, make_trainer

@@ -17,9 +17,9 @@ from PIL import Image
 import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_args, from_settings, read_yaml, write_yaml
 from fusionzoo.datasets import PairedDataset
-from fusionzoo.distributed import World
 from fusionzoo.encoders import at_hand, create_encoder
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import presets
 from fusionzoo.training.presets import (

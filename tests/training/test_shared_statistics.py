@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fusionzoo.config import DistConfig, RunConfig, from_tree
-from fusionzoo.distributed import World, process_group, wrap
+from fusionzoo.machine.distributed import World, process_group, wrap
 from fusionzoo.model.fusion_model import UnimodalHeads, create_model
 from fusionzoo.structures import Batch, StepContext
 from fusionzoo.training.fit import evaluate

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fusionzoo
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.training.report import Run
 from fusionzoo.training.tracker import Tracker
 from helpers.trainings import weights

@@ -22,10 +22,10 @@ from torch import nn
 
 from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, read_yaml
-from fusionzoo.distributed import World
 from fusionzoo.encoders.vector import VectorMLP
 from fusionzoo.errors import FusionZooError
 from fusionzoo.ground.progress import LogBar
+from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import report

@@ -12,8 +12,8 @@ import yaml
 
 import fusionzoo
 from fusionzoo.config import OptimConfig, RunConfig, TrainConfig
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.training.report import Run
 from fusionzoo.training.tracker import Tracker
 from fusionzoo.training.trials import Trial, Trials

@@ -25,12 +25,12 @@ from torch import Tensor
 from fusionzoo.embeddings.extract import model_digest
 from fusionzoo.encoders.tabular import TabularProcessor
 from fusionzoo.errors import FusionZooError, one_line
+from fusionzoo.ground.version import __version__
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.trained_on import as_trained
 from fusionzoo.structures import Labels, Prediction, check_finite
 from fusionzoo.tools.search.query import FUSED, choose_column, query_vector
 from fusionzoo.tools.search.search import Searcher
-from fusionzoo.version import __version__
 
 from .intake import MEDIA, Body, BodyBudget, RefusedRequest, RequestLimits, raw_sample
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import World, total
+from fusionzoo.machine.distributed import World, total
 from fusionzoo.structures import Features, FusionOutput, StepContext, evaluating, seed_of
 
 from .base import Balance, LossTerm, pooled_of

@@ -8,7 +8,7 @@ from math import factorial
 import torch
 from torch import Tensor
 
-from fusionzoo.distributed import total
+from fusionzoo.machine.distributed import total
 from fusionzoo.structures import FusionOutput, StepContext, evaluating, keep_only
 
 from ._shared import mean_of_sums, sums_of_rows

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.config import RunConfig
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError, check_known
 from fusionzoo.fusion import Fusion
 from fusionzoo.ground.registry import Entry, Registry
+from fusionzoo.machine.distributed import World
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.structures import Batch, Features, FusionOutput, StepContext, seed_of
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered_rows
+from fusionzoo.machine.distributed import gathered_rows
 from fusionzoo.structures import StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, pooled_of, presence

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed import total
+from fusionzoo.machine.distributed import total
 from fusionzoo.structures import StepContext
 from fusionzoo.targets import AnyOf, Level, Number, Target
 

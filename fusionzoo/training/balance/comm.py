@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered_rows
 from fusionzoo.encoders import Encoder
+from fusionzoo.machine.distributed import gathered_rows
 from fusionzoo.structures import Batch, Features, Inputs, StepContext, keep_only, seed_of
 
 from ._shared import check_contrast, fuse_quietly, nt_xent

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered_rows
 from fusionzoo.errors import check_choice, check_modality
+from fusionzoo.machine.distributed import gathered_rows
 from fusionzoo.structures import Features, StepContext
 
 from ._shared import check_contrast

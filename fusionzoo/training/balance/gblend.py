@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusionzoo.distributed import total
+from fusionzoo.machine.distributed import total
 from fusionzoo.structures import Batch, StepContext
 
 from ..loaders import chunks

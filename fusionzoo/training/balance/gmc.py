@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered_rows
+from fusionzoo.machine.distributed import gathered_rows
 from fusionzoo.structures import StepContext
 
 from ._shared import check_contrast, nt_xent

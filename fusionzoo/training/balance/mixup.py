@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.distributed import World, gather, gathered
 from fusionzoo.fusion import FUSIONS
+from fusionzoo.machine.distributed import World, gather, gathered
 from fusionzoo.structures import Features, StepContext
 
 from .base import BALANCE, Balance, LossTerm, StrategyInputs, at_least_float32, presence

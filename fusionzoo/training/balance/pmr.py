@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusionzoo.distributed import total
+from fusionzoo.machine.distributed import total
 from fusionzoo.structures import StepContext
 
 from ._shared import mean_of_sums, sums_of_rows

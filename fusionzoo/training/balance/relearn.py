@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fusionzoo.datasets.loader import make_loader
-from fusionzoo.distributed import from_main, gather
+from fusionzoo.machine.distributed import from_main, gather
 from fusionzoo.machine.fsdp import reshard, shard_like, sharded
 from fusionzoo.structures import Batch, StepContext, evaluating
 

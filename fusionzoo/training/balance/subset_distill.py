@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered
 from fusionzoo.errors import check_choice
+from fusionzoo.machine.distributed import gathered
 from fusionzoo.model.fusion_model import FusionModel
 from fusionzoo.model.loading import load
 from fusionzoo.structures import FusionOutput, StepContext

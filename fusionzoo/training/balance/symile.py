@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import gathered, gathered_rows
 from fusionzoo.errors import check_choice
+from fusionzoo.machine.distributed import gathered, gathered_rows
 from fusionzoo.structures import StepContext
 
 from ._shared import check_contrast

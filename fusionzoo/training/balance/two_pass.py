@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from fusionzoo.distributed import World, total
+from fusionzoo.machine.distributed import World, total
 
 from .base import Balance
 

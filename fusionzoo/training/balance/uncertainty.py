@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusionzoo.distributed import total
 from fusionzoo.errors import check_choice
+from fusionzoo.machine.distributed import total
 from fusionzoo.structures import StepContext, seed_of
 
 from .base import BALANCE, Balance, LossTerm, MeanLoss, StrategyInputs

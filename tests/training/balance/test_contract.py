@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fusionzoo.cli import main
-from fusionzoo.distributed import World
 from fusionzoo.ground.plugins import load_plugins
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import FusionOutput, StepContext
 from fusionzoo.testing.checks import Checks
 from fusionzoo.testing.strategies import (

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 import fusionzoo as fz
 from fusionzoo.config import RunConfig, from_settings
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Batch, FusionOutput, StepContext, keep_only
 from fusionzoo.training.balance import BALANCE, LossTerm, MeanLoss, StrategyInputs
 from fusionzoo.training.balance._shared import SubsetDraws, hidden_except, nt_xent

@@ -9,8 +9,8 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.structures import Batch, Features, StepContext
 from fusionzoo.training.balance import StrategyInputs, build_balance
 from fusionzoo.training.balance.mixup import MixUp, mix, partner_features

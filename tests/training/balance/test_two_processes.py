@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusionzoo.config import DistConfig
-from fusionzoo.distributed import World, process_group
+from fusionzoo.machine.distributed import World, process_group
 from fusionzoo.machine.fsdp import full_state_dict
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE

@@ -11,8 +11,8 @@ import torch
 
 from fusionzoo.config import RunConfig, from_tree
 from fusionzoo.datasets import create_dataset
-from fusionzoo.distributed import World
 from fusionzoo.errors import FusionZooError
+from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.train import main as train
 from fusionzoo.structures import StepContext
 from fusionzoo.training.balance import BALANCE, Balance, StrategyInputs, build_balance

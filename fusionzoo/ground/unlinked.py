@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILES = {
     **{f"fusionzoo.{name}": f"{name}/__init__.py" for name in ("encoders", "fusion", "datasets")},
     **{f"fusionzoo.scripts.{name}": f"{name}.py" for name in ("train", "embed", "benchmark")},

@@ -18,9 +18,9 @@ from torch import distributed as dist
 from fusionzoo.config import DistConfig
 from fusionzoo.errors import FusionZooError, explained
 
-from .machine.devices import num_cores, pick_device
-from .machine.memory import keep_freed_memory
-from .machine.processes import end_with_launcher, launched
+from .devices import num_cores, pick_device
+from .memory import keep_freed_memory
+from .processes import end_with_launcher, launched
 
 # Buffers of an Objective that are constant, or that only evaluation reads (running statistics): DDP
 # need not broadcast them in every step.
