@@ -23,7 +23,7 @@ VERSIONED = ("fusionzoo/ground/version.py", "CHANGELOG.md", "CITATION.cff", ".ci
 def versioned(tmp_path: Path) -> Path:
     """Copy what states the version, and the script that compares it."""
     for name in VERSIONED:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tmp_path / name)
     return tmp_path
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusionzoo.encoders import Encoder, create_encoder, origin_of
+from fusionzoo.encoders import Encoder, create_encoder, origin_of, shared_checkpoints
 from fusionzoo.errors import FusionZooError, located
 
 from .folder import FolderConfig
@@ -23,6 +23,7 @@ from .folder import FolderConfig
 _log = logging.getLogger("fusionzoo")
 
 
+@shared_checkpoints()
 def find_borrowed(
     encoders: Mapping[str, Encoder], settings: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
@@ -47,6 +48,7 @@ def find_borrowed(
     return borrowed
 
 
+@shared_checkpoints()
 def read_borrowed(
     config: FolderConfig, folder: Path, replaced: Collection[str]
 ) -> dict[str, Encoder]:
@@ -74,7 +76,7 @@ def stored_part(model: nn.Module, borrowed: Collection[str]) -> nn.Module:
 
 def _build(name: str, settings: Mapping[str, Any]) -> Encoder:
     source = settings.get("weights") or settings["name"].partition("/")[2]
-    if Path(source).exists():
+    if source and Path(source).exists():
         raise FusionZooError(f"its weights are those of a file of this machine, {source}")
     with torch.random.fork_rng():  # first weights are drawn, then replaced
         return create_encoder(name, **settings)

