@@ -182,7 +182,8 @@ def load(
 
     A local folder needs no hub and no original settings; it comes first where both exist. Of a
     repository, `revision` is a branch, tag or commit, and `token` by default the one of `hf auth
-    login`; what was downloaded before is read again without a network.
+    login`; what was downloaded before is read again without a network. A folder that was saved with
+    `borrow` names the packages or hubs from which encoders are read first, whatever their size.
 
     `plugins` are files and modules to import first, of a model whose encoders or fusion are not
     fusionzoo's own; what the folder itself names is never imported. `encoders` are those that no
