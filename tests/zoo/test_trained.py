@@ -12,7 +12,7 @@ from fusionzoo.errors import FusionZooError
 from fusionzoo.model.loading import ZOO
 from fusionzoo.model.trained_on import TrainedOn
 
-IN_WHEEL = ("digits-gmu",)  # with the data; the others' are fetched
+WITH_DATA = ("digits-gmu",)  # in the package; the data of the others are fetched
 LARGEST = 5_000_000  # bytes of a model in the wheel
 
 
@@ -36,7 +36,7 @@ def test_a_model_whose_encoders_are_in_packages_answers_by_name(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=() if x in IN_WHEEL else pytest.mark.slow) for x in fz.list_models()],
+    [pytest.param(x, marks=() if x in WITH_DATA else pytest.mark.slow) for x in fz.list_models()],
 )
 def test_a_card_says_what_the_model_reaches_now(name: str) -> None:
     about = TrainedOn.load(ZOO / name)
