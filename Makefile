@@ -43,4 +43,5 @@ release-steps: export OFFLINE = 1
 release-steps:
 	.ci/release version $(TAG)
 	rm -rf dist && .ci/release build dist
+	.ci/release models dist/models
 	.ci/release try dist/*.whl

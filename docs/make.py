@@ -29,6 +29,8 @@ from fusionzoo.benchmark.report.results import CHOSEN, PRODUCT_PRESENT
 from fusionzoo.benchmark.report.summary import CHOSEN_ALONE
 from fusionzoo.evaluation.statistics import seed_interval
 from fusionzoo.fusion import Fusion
+from fusionzoo.model.trained_models import FOLDERS, digest_of
+from fusionzoo.model.trained_on import TrainedOn
 from fusionzoo.structures import KINDS
 from fusionzoo.training.balance import BALANCE as STRATEGIES
 from fusionzoo.zoo.cards import (
@@ -60,8 +62,8 @@ to choose.
 settings, `fusionzoo data list NAME` those of a data set. `fusionzoo zoo list --by digits`
 (`fz.list_fusions(by="digits")`) ranks the fusions by what they reach at their default settings on a
 data set of [results/zoo.csv](../results/zoo.csv), which `python perf/zoo.py digits` measures.
-`fusionzoo zoo models` (`fz.list_models()`) lists the trained models that the package holds:
-`digits-gmu` needs nothing else, `stamps-concat` and `hanzi-concat` the extra `stamps`.
+`fusionzoo zoo models` (`fz.list_models()`) lists trained models: `digits-gmu` is in the package,
+`stamps-concat.zip` and `hanzi-concat.zip` are files of a release, and need the extra `stamps`.
 
 ## Fusions
 
@@ -597,6 +599,25 @@ def facts() -> Facts:
     return Facts(fusion_cards(), balance_cards(), encoder_cards())
 
 
+def trained() -> str:
+    """Return the index of trained models, from their folders."""
+    index = {}
+    for folder in sorted(FOLDERS.iterdir()):
+        about = TrainedOn.load(folder)
+        assert about is not None and about.results is not None
+        index[folder.name] = {
+            "data": about.settings["name"],
+            "megabytes": round(sum(path.stat().st_size for path in folder.iterdir()) / 1e6, 1),
+            "digest": digest_of(folder),
+            "results": [
+                {"given": ", ".join(row.given)}
+                | {x: round(row.metrics[x][0], 4) for x in ("accuracy", "macro_f1")}
+                for row in about.results.rows
+            ],
+        }
+    return json.dumps(index, indent=1) + "\n"
+
+
 PAGES: dict[str, Callable[[str], str]] = {
     "deploy.md": deploy,
     "zoo.md": lambda _: zoo(),
@@ -611,6 +632,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "../README.md": readme,
     "../llms.txt": lambda _: llms(),
     "../fusionzoo/SKILL.md": skill,
+    "../fusionzoo/zoo/models.json": lambda _: trained(),
 }
 
 

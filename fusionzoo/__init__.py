@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .inputs.data import create_dataset as create_dataset
     from .model.fusion_model import FusionModel as FusionModel
     from .model.fusion_model import create_model as create_model
-    from .model.loading import list_models as list_models
+    from .model.trained_models import list_models as list_models
     from .tools.convert.convert import convert as convert
     from .tools.explain.explain import explain as explain
     from .tools.export.export import export as export
@@ -75,7 +75,7 @@ _HOME = {
     "list_fusions": "zoo.facts",
     "FusionModel": "model.fusion_model",
     "create_model": "model.fusion_model",
-    "list_models": "model.loading",
+    "list_models": "model.trained_models",
     "load": "tools.export.runtime",
     "Run": "training.report",
     "register": "api",

@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         "--layers", action="store_true", help="the names of an encoder's layers, for embed --layer"
     )
     info.set_defaults(run=_info)
-    models = actions.add_parser("models", help="trained models in the package, for load")
+    models = actions.add_parser("models", help="trained models, for load")
     models.set_defaults(run=_list_trained)
     check = actions.add_parser("check", help="hold a component of any kind to its contract")
     runner.add_arguments(check)
@@ -259,23 +259,20 @@ def _list_measured(data: str, names: Container[str]) -> None:
 
 
 def _list_trained(parsed: argparse.Namespace) -> None:
-    """Print the models of the package, and what they reached given all or some modalities."""
-    from fusionzoo.model.loading import ZOO, list_models
-    from fusionzoo.model.trained_on import TrainedOn
+    """Print the trained models, and what they reached given all or some modalities."""
+    from fusionzoo.model.trained_models import FOLDERS, trained_models
 
-    lines = []
-    for name in list_models():
-        about = TrainedOn.load(ZOO / name)
-        assert about is not None and about.results is not None
-        megabytes = sum(path.stat().st_size for path in (ZOO / name).iterdir()) / 1e6
-        for row in about.results.rows:
-            figures = [f"{row.metrics[x][0]:.3f}" for x in ("accuracy", "macro_f1")]
-            given = ", ".join(row.given)
-            lines.append((name, about.settings["name"], f"{megabytes:.1f}", given, *figures))
+    models, lines = trained_models(), []
+    for name, model in models.items():
+        for row in model["results"]:
+            figures = [f"{row[x]:.3f}" for x in ("accuracy", "macro_f1")]
+            lines.append((name, model["data"], f"{model['megabytes']:.1f}", row["given"], *figures))
     header = ("name", "data", "MB", "given", "accuracy", "macro F1")
     print_table("Trained models, on their test split", header, lines)
-    print(f"fusionzoo.load('{list_models()[0]}') reads one, and every command that takes a model")
-    print(f"cards with licence and recipe: {ZOO}")
+    print(f"fusionzoo.load('{next(iter(models))}') reads one, and every command that takes a model")
+    print(f"cards with licence and recipe: {FOLDERS}")
+    if files := [f"{name}.zip" for name in models if not (FOLDERS / name).is_dir()]:
+        print(f"files of the release: {', '.join(files)}; load says where to put them")
 
 
 def _list_fusions(cards: Sequence[Card]) -> None:

@@ -34,7 +34,7 @@ GENERATED = [
     *("balance.md", *(f"balance/{family}.md" for family in BALANCE_FAMILIES)),
     "which.md",
     "deploy.md",
-    *("../README.md", "../llms.txt", "../fusionzoo/SKILL.md"),
+    *("../README.md", "../llms.txt", "../fusionzoo/SKILL.md", "../fusionzoo/zoo/models.json"),
 ]
 WRITTEN = sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
 READ = (".py", ".ipynb", ".yaml", ".html")

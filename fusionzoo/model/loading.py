@@ -34,9 +34,9 @@ from .folder import (
 from .fusion_model import FusionModel, Raw, build_heads, create_model
 from .hub import download, is_repository
 from .standardise import Standardise
+from .trained_models import find_trained, list_models
 from .trained_on import TrainedOn
 
-ZOO = Path(__file__).parents[1] / "zoo" / "trained-models"  # folders that the package holds
 SPARE = 2**24  # elements that a build may allocate beyond four times the weights: tables, an image
 TENSOR = 4096  # elements that the bookkeeping of a module and its tensor is worth
 LARGE = 16 * TENSOR  # elements from which on a tensor that is freed is given back
@@ -163,11 +163,6 @@ def _planned(
     return planned if isinstance(planned, torch.Tensor) else None
 
 
-def list_models() -> list[str]:
-    """Return the names of the trained models that the package holds, for `load`."""
-    return sorted(path.name for path in ZOO.iterdir())
-
-
 def load(
     folder: str | Path,
     device: str | torch.device = "cpu",
@@ -200,7 +195,7 @@ def load(
         )
     folder = Path(folder)
     if not folder.exists() and str(folder) in list_models():
-        folder = ZOO / folder
+        folder = find_trained(str(folder))
     folder = folder / "model" if (folder / "model" / "config.json").is_file() else folder
     if not (folder / "config.json").is_file():
         here = folder.parts[0] if len(folder.parts) == 2 and Path(folder.parts[0]).is_dir() else ""
