@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from fusionzoo.datasets import PairedDataset
 from fusionzoo.errors import FusionZooError, explained
@@ -26,6 +29,9 @@ from .frozen import restore_standardise
 from .multitask import Tasks
 from .run_folder import Contents, read_newest, store_config, write
 from .trainer import Trainer
+
+KEPT = 2  # files of a name; the older one replaces a damaged one
+PAUSE = 20  # between two writings after an epoch, as a multiple of the time that one takes
 
 
 @dataclass
@@ -74,27 +80,62 @@ class State:
         return [f"{sizes}: going on at {self.step}"]
 
 
-def save(
-    path: Path, trainer: Trainer, state: State, keep: int = 1, same_as: Path | None = None
-) -> None:
+class Files:
+    """The files that a run goes on from: `last`, and `best.pt` with the weights of its best epoch.
+
+    They are written together. After an epoch they wait until `PAUSE` times as long has passed as
+    writing took; until then the best weights are in memory.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, last: str = "last.pt") -> None:
+        self.trainer, self.last, self.best = trainer, folder / last, folder / "best.pt"
+        self.waiting: Contents | None = None  # of best.pt; on other processes than the main, empty
+        self.due = -math.inf  # by time.monotonic()
+
+    def keep_best(self, state: State) -> None:
+        """Remember the weights and figures of the best epoch so far; called by all processes."""
+        contents = {"state": asdict(state), **_weights(self.trainer)}
+        self.waiting = {}
+        if self.trainer.world.main:
+            self.waiting = tree_map_only(torch.Tensor, _copied, contents)
+
+    def write(self, state: State, *, if_due: bool = False) -> None:
+        """Write what is new; called by all processes."""
+        world, begun = self.trainer.world, time.monotonic()
+        if if_due and not from_main(begun >= self.due, world):
+            return
+        if (best := self.waiting) is not None:
+            on_main(lambda: write(best, self.best, KEPT), world)
+            self.waiting = None
+        save(self.last, self.trainer, state, KEPT)
+        now = time.monotonic()
+        self.due = now + PAUSE * (now - begun)
+
+
+def save(path: Path, trainer: Trainer, state: State, keep: int = 1) -> None:
     """Write everything needed to continue bit for bit; called by all processes.
 
-    The `keep - 1` previous files are kept, as `last-1.pt`, `last-2.pt`, ... A checkpoint of the
-    same state that was just written, `same_as`, is copied: cheaper than writing it anew.
+    The `keep - 1` previous files are kept, as `last-1.pt`, `last-2.pt`, ...
     """
     world = trainer.world
-    if same_as is not None:
-        return on_main(lambda: write(same_as, path, keep), world)
     contents = {
         "state": asdict(state),
-        "objective": full_state_dict(trainer.module),
+        **_weights(trainer),
         "optimizer": full_optimizer_state(trainer.optimizer),
-        "average": trainer.ema.state_dict() if trainer.ema else None,
         "scaler": trainer.scaler.state_dict(),
         "random": random_states(world),
         "losses": gather(state.loss.cpu(), world),
     }
     on_main(lambda: write(contents, path, keep), world)
+
+
+def _weights(trainer: Trainer) -> Contents:
+    average = trainer.ema.state_dict() if trainer.ema else None
+    return {"objective": full_state_dict(trainer.module), "average": average}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def restore(

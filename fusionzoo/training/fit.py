@@ -34,7 +34,6 @@ from .trainer import Trainer
 Metrics = dict[str, Any]
 Loaders = dict[str, DataLoader[Batch]]
 FEW_EPOCHS = 30  # of more, the better ones and every tenth have a line
-KEPT = 2  # checkpoints; the older one replaces a damaged one
 OUT_OF_TIME = -1  # in place of an exit code: evaluate, save and report as after the last epoch
 
 
@@ -138,7 +137,7 @@ class RunInProgress:
         last: str = "last.pt",
     ) -> None:
         self.trainer, self.loaders, self.state, self.tracker = trainer, loaders, state, tracker
-        self.last, self.best = folder / "checkpoints" / last, folder / "checkpoints" / "best.pt"
+        self.files = checkpoint.Files(trainer, folder / "checkpoints", last)
         cfg = trainer.cfg.train
         self.epoch_steps = -(-len(loaders["train"]) // cfg.accumulate)
         self.steps = cfg.epochs * self.epoch_steps
@@ -153,8 +152,8 @@ class RunInProgress:
         late = False
         with self._progress(self.steps), catch_signals() as signals:
             if not state.step:
-                self._save()
-            while self._has_steps() and not out_of_patience(state, cfg):
+                self.files.write(state)
+            while self._goes_on():
                 late = state.step > 0 and from_main(
                     self.tracker.is_late(cfg.time_limit), self.trainer.world
                 )
@@ -165,8 +164,8 @@ class RunInProgress:
                 late = stopped == OUT_OF_TIME and state.step < self.steps
                 if late:
                     break
-                is_best = self.evaluate_epoch()
-                self._save(same_as=self.best if is_best else None)
+                self.evaluate_epoch()
+                self.files.write(state, if_due=self._goes_on())
                 tracker.lap("evaluate and save")
         if late:
             self._stop_in_time()
@@ -194,7 +193,7 @@ class RunInProgress:
                     return stopped
                 state.evaluated += 1
                 self._forget_losses()
-                self._save()
+                self.files.write(state, if_due=state.evaluated < epochs and self._has_steps())
         return 0
 
     def _progress(self, steps: int) -> AbstractContextManager[None]:
@@ -205,8 +204,8 @@ class RunInProgress:
     def _has_steps(self) -> bool:
         return self.state.evaluated * self.epoch_steps < self.steps
 
-    def _save(self, state: State | None = None, same_as: Path | None = None) -> None:
-        checkpoint.save(self.last, self.trainer, state or self.state, keep=KEPT, same_as=same_as)
+    def _goes_on(self) -> bool:
+        return self._has_steps() and not out_of_patience(self.state, self.trainer.cfg.train)
 
     def _mean_loss(self) -> float:
         """Return the mean loss of an epoch's steps."""
@@ -246,16 +245,15 @@ class RunInProgress:
                 loss = trainer.mean_loss(result.loss)
                 tracker.log_step(state.step, loss, rates(trainer.optimizer), result)
             if result.stop or (cfg.save_every and state.step % cfg.save_every == 0):
-                self._save()
+                self.files.write(state)
             if result.stop:
                 interrupted = any(gather(bool(signals), trainer.world))
                 return exit_code(signals) if interrupted else OUT_OF_TIME
         return 0
 
-    def evaluate_epoch(self, *, any_phase: bool = False) -> bool:
-        """Evaluate on the validation split, if there is one; keep a checkpoint of the best epoch of
-        the last phase, or of any. Return whether this epoch is the best, or with `--train.select
-        last` the last so far."""
+    def evaluate_epoch(self, *, any_phase: bool = False) -> None:
+        """Evaluate on the validation split, if there is one; keep the weights of the best epoch of
+        the last phase, or of any; with `--train.select last` those of the last so far."""
         trainer, state = self.trainer, self.state
         val: Metrics = {}
         with trainer.ema_weights():
@@ -275,8 +273,7 @@ class RunInProgress:
         self._forget_losses()
         if is_best:
             state.best = {**val, "epoch": state.evaluated, "train_loss": train_loss}
-            checkpoint.save(self.best, trainer, state, keep=2)
-        return is_best
+            self.files.keep_best(state)
 
     def _in_last_phase(self) -> bool:
         return self.plan(self.state.step - 1)[0] == len(self.trainer.freeze_plan.phases) - 1
@@ -286,13 +283,13 @@ class RunInProgress:
         state = self.state
         within_epoch = state.step > state.evaluated * state.epoch_steps
         if not within_epoch and state.best:
-            return
+            return self.files.write(state)
         before = replace(state, loss=state.loss.clone(), val_losses=[*state.val_losses])
         self.evaluate_epoch(any_phase=not state.best)
         state.evaluated, state.made = before.evaluated, before.made
         state.loss, state.val_losses = before.loss, before.val_losses
         best_so_far = state.best if self._in_last_phase() else before.best
-        self._save(replace(state, best=best_so_far))
+        self.files.write(replace(state, best=best_so_far))
         self.tracker.lap("evaluate and save")
 
 

@@ -20,7 +20,7 @@ from fusionzoo.features.frozen import StoredModality
 from fusionzoo.machine.distributed import World, from_main
 from fusionzoo.structures import Features
 
-from .average import ToAverage, can_average
+from .average import ToAverage, fixed_inputs
 from .fit import Loaders
 from .fitted.components import Trees
 from .fitted.linear import Linear
@@ -102,12 +102,16 @@ def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
         if len(encoders) > 1:
             of_one = {x: linear(n)[0] if len(read) > 1 else everything for n, x in enumerate(read)}
         to_average = None
-        if trainer.cfg.train.average_linear and can_average(trainer, read):
-            pairs = (known, train.targets), (learnt, labels)
+        if trainer.cfg.train.average_linear and (fixed := fixed_inputs(trainer, read)):
+            places = [[*read].index(x) for x in fixed]
+            if len(fixed) < len(read):
+                setting = linear(*places)[1]
+            pairs = (_some(known, places), train.targets), (_some(learnt, places), labels)
             maps = [model.linear_map(tasks, *pair, setting) for pair in pairs]
-            raw = [x.of_raw(train.inputs) for x in maps if x is not None]
+            raw = [x.of_raw(_some(train.inputs, places)) for x in maps if x is not None]
             if maps[0] is not None and len(raw) == len(maps):
-                to_average = ToAverage([*read], raw[0], raw[1], val.ids, maps[0](to_validate))
+                validated = maps[0](_some(to_validate, places))
+                to_average = ToAverage(fixed, raw[0], raw[1], val.ids, validated)
     return Floors(test.ids, of_all, of_one, to_average)
 
 

@@ -34,17 +34,14 @@ WRITTEN = (
 )
 
 
-def write(contents: Contents | Path, path: Path, keep: int = 1, goes_on: str = "--resume") -> None:
-    """Write a checkpoint atomically, or copy one; the `keep - 1` previous files are kept,
-    numbered. An error ends in what goes on after it."""
+def write(contents: Contents, path: Path, keep: int = 1, goes_on: str = "--resume") -> None:
+    """Write a checkpoint atomically; the `keep - 1` previous files are kept, numbered. An error
+    ends in what goes on after it."""
     try:
         with replacing(path) as partial:
-            if isinstance(contents, Path):
-                shutil.copyfile(contents, partial)
-            else:
-                with partial.open("wb+") as file:
-                    torch.save(contents, file)
-                    _seal(file)
+            with partial.open("wb+") as file:
+                torch.save(contents, file)
+                _seal(file)
             _rotate(path, keep)
     except (OSError, RuntimeError) as error:
         previous = "the one before is kept" if path.is_file() else "there was none before"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fusionzoo.training import checkpoint
+from fusionzoo.training.checkpoint import State
 from fusionzoo.training.report import Run
 from fusionzoo.training.trainer import Trainer
 
@@ -57,15 +58,16 @@ def preempt_at(step: int, run: Callable[[], Any]) -> Any:
 
 
 def kill_in(number: int, run: Callable[[], Any]) -> None:
-    """Run until the training in the folder `number` has its first best epoch."""
+    """Run until the training in the folder `number` has written its first epoch."""
     save = checkpoint.save
 
-    def killed(path: Path, *rest: Any, **more: Any) -> None:
-        save(path, *rest, **more)
-        if path.parts[-3:] == (str(number), "checkpoints", "best.pt"):
+    def killed(path: Path, trainer: Trainer, state: State, keep: int) -> None:
+        save(path, trainer, state, keep)
+        if path.parts[-3] == str(number) and state.evaluated:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "save", killed)
+        patch.setattr(checkpoint, "PAUSE", 0)
         with pytest.raises(KeyboardInterrupt):
             run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import pytest
 import torch
 from torch import nn
 
+import fusionzoo
 from fusionzoo import create_dataset
 from fusionzoo.config import RunConfig, read_yaml
 from fusionzoo.encoders.vector import VectorMLP
@@ -28,7 +30,7 @@ from fusionzoo.ground.progress import LogBar
 from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.embed import main as embed
 from fusionzoo.scripts.train import main as train
-from fusionzoo.training import report
+from fusionzoo.training import checkpoint, report, run_folder
 from fusionzoo.training.checkpoint import State
 from fusionzoo.training.report import next_steps, show_data
 from fusionzoo.training.tracker import Tracker
@@ -135,22 +137,32 @@ def test_loading_the_model_once_changes_no_bit_of_a_run_and_is_not_done_to_go_on
     assert train(flags(tmp_path / "checked", *run, "--train.epochs", "3", "--resume")) == 0
 
 
-def test_the_checkpoint_of_a_best_epoch_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("pause", "written"), [(math.inf, [(0, "last"), (1, "best"), (4, "last")]), (0, None)]
+)
+def test_checkpoints_are_written_at_the_end_and_where_writing_takes_little_of_the_time(
+    pause: float,
+    written: list[tuple[int, str]] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(State, "is_best", lambda *_: True)
-    saved, save = [], torch.save
+    monkeypatch.setattr(State, "is_best", lambda state, *_: not state.best)  # the first epoch
+    monkeypatch.setattr(checkpoint, "PAUSE", pause)
+    saved, write = [], checkpoint.write
 
-    def count(contents: Any, file: Any) -> None:
-        saved.append(contents["state"]["evaluated"])
-        save(contents, file)
+    def count(contents: Any, path: Path, keep: int) -> None:
+        saved.append((contents["state"]["evaluated"], path.stem))
+        write(contents, path, keep)
 
-    monkeypatch.setattr(torch, "save", count)
-    assert train(flags(tmp_path / "a", "--train.epochs", "2")) == 0
-    assert saved == [0, 1, 2]
-    last, best = (tmp_path / "a" / "checkpoints" / f"{name}.pt" for name in ("last", "best"))
-    assert last.read_bytes() == best.read_bytes()
-    assert not last.samefile(best)  # damage to one leaves the other
+    monkeypatch.setattr(checkpoint, "write", count)
+    assert train(flags(tmp_path / "a", "--train.epochs", "4")) == 0
+    each = [(0, "last"), (1, "best"), *((epoch, "last") for epoch in range(1, 5))]
+    assert saved == (written or each)
+    best = run_folder.read(tmp_path / "a" / "checkpoints" / "best.pt")
+    assert best["state"]["best"]["epoch"] == 1
+    fusion = fusionzoo.load(tmp_path / "a").fusion  # with that epoch's weights, not the last one's
+    weights = best["objective"]
+    assert all(torch.equal(x, weights[f"model.fusion.{n}"]) for n, x in fusion.named_parameters())
 
 
 def test_the_data_summary_is_printed_first_and_by_one_process(
