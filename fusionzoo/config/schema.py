@@ -156,7 +156,9 @@ class TrainConfig:
     )
     amp: Literal["none", "bf16", "fp16"] = option("none", "mixed precision")
     log_every: Count = option(10, "steps between two lines of metrics.jsonl")
-    save_every: Count | None = option(None, "steps between two checkpoints; none = every epoch")
+    save_every: Count | None = option(
+        None, "steps between two checkpoints; none = after epochs, in a 20th of the time"
+    )
     ema: Share | None = option(None, "decay of an EMA of the weights, used in evaluation")
     max_bad_steps: Annotated[int, Ge(0)] = option(
         5, "stop after more consecutive steps with a non-finite loss or gradient"

@@ -23,7 +23,7 @@ from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import presets
 from fusionzoo.training.presets import (
-    FEW,
+    MANY,
     PresetChoice,
     PresetInputs,
     choose,
@@ -83,11 +83,9 @@ def test_good_takes_weights_of_the_cache_frozen_at_full_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "gpu", "trained"), [(400, "", True), (FEW + 1, "", False), (FEW + 1, "mps", True)]
+    ("rows", "gpu", "trained"), [(MANY, "", False), (MANY - 1, "cuda", False), (MANY, "mps", True)]
 )
-def test_best_trains_upper_layers_of_few_rows_or_on_a_gpu(
-    rows: int, gpu: str, trained: bool
-) -> None:
+def test_best_trains_upper_layers_of_many_rows_on_a_gpu(rows: int, gpu: str, trained: bool) -> None:
     choice = choose("best", there(rows=rows, gpu=gpu))
     modes = {name: encoder["freeze"] for name, encoder in encoders(choice).items()}
     upper = {"photo": "all_but_last_8", "note": "all_but_last_3"} if trained else {}
@@ -150,10 +148,11 @@ def test_small_images_get_a_small_network_from_scratch(side: int, size: int | No
     assert choice.settings["optim"].get("modality_lr", {}) == rates
 
 
-def test_a_data_sets_own_pretrained_encoder_is_frozen_but_by_best() -> None:
-    kinds = {"photo": "image"}
-    for name, chosen in (("good", {"photo": {"freeze": "all"}}), ("best", {})):
-        assert encoders(choose(name, there("own", kinds=kinds, pretrained=["photo"]))) == chosen
+def test_a_data_sets_own_pretrained_encoder_is_frozen_but_by_best_on_a_gpu() -> None:
+    around: Any = {"kinds": {"photo": "image"}, "pretrained": ["photo"], "rows": MANY}
+    frozen: Any = {"photo": {"freeze": "all"}}
+    for name, gpu, chosen in (("good", "cuda", frozen), ("best", "", frozen), ("best", "cuda", {})):
+        assert encoders(choose(name, there("own", gpu=gpu, **around))) == chosen
 
 
 def test_an_encoder_that_the_user_freezes_counts_as_no_training_of_it() -> None:
@@ -163,8 +162,9 @@ def test_an_encoder_that_the_user_freezes_counts_as_no_training_of_it() -> None:
 
 
 def overlaid(preset: presets.Name, *args: str) -> tuple[RunConfig, list[str]]:
-    """Lay a preset under flags."""
-    return overlay(from_args(RunConfig, ["--preset", preset, *args]), choose(preset, there()))
+    """Lay a preset, where `best` trains upper layers, under flags."""
+    around = there(gpu="cuda" if preset == "best" else "", rows=MANY)
+    return overlay(from_args(RunConfig, ["--preset", preset, *args]), choose(preset, around))
 
 
 def test_a_fusion_that_the_user_names_is_averaged_with_no_linear_model() -> None:
