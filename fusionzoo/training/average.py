@@ -53,27 +53,24 @@ def lone_table(model: FusionModel) -> tuple[TabM, nn.Linear] | None:
     return (encoder, head) if head.out_features <= encoder.dim else None
 
 
-def fixed_inputs(trainer: Trainer, read: Collection[str]) -> list[str]:
-    """Return of which of the modalities `read` a model can hold a linear one: that of one table,
-    or, of several, those of what its fusion reads, which training does not change and has brought
-    to mean 0. The table beside pictures has none.
+def can_average(trainer: Trainer, modalities: Collection[str]) -> bool:
+    """Whether a model can hold a linear one of these modalities: that of one table, or, of several,
+    one of what its fusion reads, which training does not change and has brought to mean 0.
 
     Its weights are no averages, in no shards and in no compiled graph.
     """
     module, cfg, model = trainer.module, trainer.cfg.train, trainer.module.model
     if trainer.ema is not None or sharded(module) or cfg.compile:
-        return []
+        return False
     if len(model.encoders) == 1:
-        return [*read] if lone_table(model) is not None else []
-    if cfg.standardise == "minmax" or not model.fusion.ends_linear:
-        return []
-    return [
+        return lone_table(model) is not None
+    fixed = {
         name
         for name, encoder in model.named_encoders()
-        if name in read
-        and name in model.standardise
+        if name in model.standardise
         and (encoder.kind != "vector" or isinstance(encoder, VectorIdentity))
-    ]
+    }
+    return fixed.issuperset(modalities) and cfg.standardise != "minmax" and model.fusion.ends_linear
 
 
 @torch.no_grad()

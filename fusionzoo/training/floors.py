@@ -20,7 +20,7 @@ from fusionzoo.features.frozen import StoredModality
 from fusionzoo.machine.distributed import World, from_main
 from fusionzoo.structures import Features
 
-from .average import ToAverage, fixed_inputs
+from .average import ToAverage, can_average
 from .fit import Loaders
 from .fitted.components import Trees
 from .fitted.linear import Linear
@@ -102,16 +102,12 @@ def _fitted(trainer: Trainer, loaders: Loaders) -> Floors:
         if len(encoders) > 1:
             of_one = {x: linear(n)[0] if len(read) > 1 else everything for n, x in enumerate(read)}
         to_average = None
-        if trainer.cfg.train.average_linear and (fixed := fixed_inputs(trainer, read)):
-            places = [[*read].index(x) for x in fixed]
-            if len(fixed) < len(read):
-                setting = linear(*places)[1]
-            pairs = (_some(known, places), train.targets), (_some(learnt, places), labels)
+        if trainer.cfg.train.average_linear and can_average(trainer, read):
+            pairs = (known, train.targets), (learnt, labels)
             maps = [model.linear_map(tasks, *pair, setting) for pair in pairs]
-            raw = [x.of_raw(_some(train.inputs, places)) for x in maps if x is not None]
+            raw = [x.of_raw(train.inputs) for x in maps if x is not None]
             if maps[0] is not None and len(raw) == len(maps):
-                validated = maps[0](_some(to_validate, places))
-                to_average = ToAverage(fixed, raw[0], raw[1], val.ids, validated)
+                to_average = ToAverage([*read], raw[0], raw[1], val.ids, maps[0](to_validate))
     return Floors(test.ids, of_all, of_one, to_average)
 
 
@@ -131,9 +127,10 @@ def _rows(
     parts, present, targets, ids = [], [], [], []
     for batch in loader:
         assert batch.target is not None
-        there = batch.present[:, places]
         inputs = batch.to(trainer.world.device).inputs
         numbers = [_numbers(encoder, inputs[x]).cpu() for x, encoder in encoders.items()]
+        finite = torch.stack([x.isfinite().all(1) for x in numbers], 1)  # else training skips it
+        there = batch.present[:, places] & finite
         pairs = zip(numbers, there.unbind(1), strict=True)
         parts.append([torch.where(has[:, None], x, 0).double() for x, has in pairs])
         present.append(there)

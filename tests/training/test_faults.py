@@ -200,13 +200,18 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: set[str], visits: int) -> None:
     monkeypatch.setattr(loaders, "whole_batch", lambda *_: None)  # which asks once
 
 
-def test_a_sample_that_is_not_finite_costs_one_step_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("visits", "skipped"), [(1, 1), (10**6, 2)])
+def test_a_sample_that_is_not_finite_costs_a_step_an_epoch_and_is_named(
+    visits: int,
+    skipped: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    poison(monkeypatch, {"9"}, visits=1)
-    assert train([*QUICK, "--out", str(tmp_path)]) == 0
+    poison(monkeypatch, {"9"}, visits)
+    assert train([*QUICK, "--train.floors", "true", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert said.count("skipped") == 1
+    assert said.count("skipped") == skipped and "linear on everything" in said
     assert "samples '9': the input of b is not finite" in said
     weights = run_folder.read(tmp_path / "checkpoints" / "last.pt")["objective"]
     assert all(tensor.isfinite().all() for tensor in weights.values())
