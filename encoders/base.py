@@ -417,6 +417,8 @@ class Encoder(nn.Module):
             self.eval_modules = freeze(self, mode, f"encoders.{self.modality}.freeze")
 
     def train(self, mode: bool = True) -> Encoder:
+        if self.frozen and not self.training:
+            return self  # every epoch, the walk over hundreds of modules would take longer than it
         super().train(mode and not self.frozen)
         for part in self.eval_modules:
             part.eval()
