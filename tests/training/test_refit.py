@@ -92,7 +92,8 @@ def test_two_processes_do_by_default_what_one_does(tmp_path: Path) -> None:
     table["split"] = np.repeat(["train", "val", "test"], (120, 40, 40))
     table.to_csv(tmp_path / "m.csv", index=False)
     flags = [str(tmp_path / "m.csv"), "--target", "target", "--preset", "good", "--log", "none"]
-    flags += ["--train.epochs", "2", "--dist.nproc", "2", "--device", "cpu"]
+    flags += ["--train.epochs", "2", "--train.refit", "true"]
+    flags += ["--dist.nproc", "2", "--device", "cpu"]
     flags += ["--out", str(tmp_path / "run")]
     for more in ([], ["--resume"]):
         command = [sys.executable, "train.py", *flags, *more]
