@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from fusionzoo.errors import FusionZooError
-from fusionzoo.files import cache_root
+from fusionzoo.files import cache_root, sha256_of
 from fusionzoo.ground.version import __version__
 
 ZOO = Path(__file__).parents[1] / "zoo"
@@ -56,4 +55,4 @@ def find_trained(name: str) -> Path:
 def digest_of(folder: Path) -> str:
     """Return the SHA-256 of a model folder's digests.json; empty: it has none."""
     path = folder / "digests.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return sha256_of(path) if path.is_file() else ""

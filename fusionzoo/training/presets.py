@@ -27,7 +27,7 @@ from .tasks import NO_TARGET
 HOW_LONG = ("epochs", "max_steps")  # settings of `train`
 OF_LENGTH = {"patience", "time_limit", "trials", "refit"}  # what a preset then leaves alone
 SECTIONS = ("optim", "train")  # of the settings that a preset chooses, besides the encoders
-FEW = 2000  # training rows, up to which a refit on train and validation pays
+FEW = 2000  # training rows, up to which a preset refits on train and validation
 MANY = 500  # training rows, from which on `best` trains upper layers: of 117 it lost, of 464 not
 BUDGET = 20.0  # s that `fast` may take to encode all rows
 # Core seconds to encode a value, frozen, as measured on two cores: an image of 128 px, a text of 15

@@ -23,6 +23,7 @@ from fusionzoo.machine.distributed import World
 from fusionzoo.scripts.train import main as train
 from fusionzoo.training import presets
 from fusionzoo.training.presets import (
+    FEW,
     MANY,
     PresetChoice,
     PresetInputs,
@@ -83,7 +84,11 @@ def test_good_takes_weights_of_the_cache_frozen_at_full_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "gpu", "trained"), [(MANY, "", False), (MANY - 1, "cuda", False), (MANY, "mps", True)]
+    ("rows", "gpu", "trained"),
+    [
+        *((400, "", False), (400, "cuda", False), (MANY - 1, "cuda", False), (MANY, "mps", True)),
+        *((FEW + 1, "", False), (FEW + 1, "mps", True)),
+    ],
 )
 def test_best_trains_upper_layers_of_many_rows_on_a_gpu(rows: int, gpu: str, trained: bool) -> None:
     choice = choose("best", there(rows=rows, gpu=gpu))
